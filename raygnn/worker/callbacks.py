@@ -26,6 +26,10 @@ from raygnn.worker import blackbox
 from raygnn.worker.comm.fingerprint import tensors
 from raygnn.worker.records import Records
 
+# attributes of `Evaluation` that checkpoints hold
+_STATE = ["epoch", "best", "best_epoch", "best_weights", "best_metrics"]
+_STATE += ["mark", "mark_epoch", "newest"]
+
 
 class Evaluation(pl.Callback):
     """Exact validation every ``eval_every`` epochs; keeps the best weights, and stops early.
@@ -62,8 +66,8 @@ class Evaluation(pl.Callback):
         self.best_weights: dict[str, Tensor] = {}
         self.best_metrics: dict[str, float] = {}  # of the best epoch's evaluation
         self.newest: dict[str, float] = {}  # metrics of the last evaluation
-        self._mark: float | None = None  # score that the next improvement is measured from
-        self._mark_epoch = -1
+        self.mark: float | None = None  # score that the next improvement is measured from
+        self.mark_epoch = -1
 
     def on_train_start(self, trainer: pl.Trainer, module: TaskModule) -> None:
         # a checkpoint on an epoch's last batch was written before that epoch's evaluation
@@ -101,9 +105,9 @@ class Evaluation(pl.Callback):
                 self.best_weights = {n: v.detach().cpu().clone() for n, v in state.items()}
                 if module.embeddings is not None:
                     module.embeddings.keep()
-        if self._mark is None or score > self._mark + config.min_delta or math.isnan(self._mark):
-            self._mark, self._mark_epoch = score, epoch
-        elif config.patience is not None and epoch - self._mark_epoch >= config.patience:
+        if self.mark is None or score > self.mark + config.min_delta or math.isnan(self.mark):
+            self.mark, self.mark_epoch = score, epoch
+        elif config.patience is not None and epoch - self.mark_epoch >= config.patience:
             trainer.should_stop = True
         for schedule in trainer.lr_scheduler_configs:
             if isinstance(schedule.scheduler, ReduceLROnPlateau):
@@ -119,24 +123,11 @@ class Evaluation(pl.Callback):
                 module.embeddings.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "best": self.best,
-            "best_epoch": self.best_epoch,
-            "best_weights": self.best_weights,
-            "best_metrics": self.best_metrics,
-            "mark": self._mark,
-            "mark_epoch": self._mark_epoch,
-            "newest": self.newest,
-        }
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.best = state["epoch"], state["best"]
-        self.best_epoch, self.best_weights = state["best_epoch"], state["best_weights"]
-        self.best_metrics = state.get("best_metrics", {})
-        self._mark = state.get("mark", self.best)
-        self._mark_epoch = state.get("mark_epoch", self.best_epoch)
-        self.newest = state.get("newest", {})
+        for name in _STATE:
+            setattr(self, name, state[name])
 
 
 class Averaging(pl.Callback):

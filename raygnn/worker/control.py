@@ -20,7 +20,7 @@ from raygnn.errors import TrainingError
 from raygnn.util.files import json_text
 
 _PATIENCE = 60.0  # seconds to wait for an answer that is needed
-_SHORT = 10.0  # seconds to wait for one that is not
+_SHORT = 10.0  # seconds to wait for an answer that is not needed
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Heartbeat of a rank: what its training thread does.
+    """Heartbeat of a rank, with the phase of its training thread.
 
     Attributes:
         attempt: number of the start that the rank belongs to.
@@ -69,7 +69,7 @@ class Snapshot:
     Attributes:
         attempt: number of the newest start, over all commands of the run.
         starts: number of starts of this command.
-        workers: those of the newest start, by rank.
+        workers: workers of the newest start, by rank.
         progress: newest heartbeat of each rank of the newest start, if there was one.
         answers: request for a checkpoint → whether it was written.
         saved_last: the checkpoint after the last step is written.
@@ -275,7 +275,7 @@ class ControlHandle:
 
         try:
             return ray.get(getattr(self._actor, method).remote(*args, **options), timeout=timeout)
-        except OutOfMemoryError:  # its text says which process Ray killed, and why
+        except OutOfMemoryError:  # its text names the process that Ray killed, and the reason
             raise
         except RayError as error:
             message = f"the command that started this job does not answer: {type(error).__name__}"
@@ -297,7 +297,7 @@ class ControlHandle:
 
 
 class SaveRequest:
-    """Request for a checkpoint, with an id of its own."""
+    """Request for a checkpoint, with a unique id."""
 
     def __init__(self, control: Control | ControlHandle, *, last: bool = False):
         self._control = control

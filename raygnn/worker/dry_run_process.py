@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,19 +61,15 @@ def main() -> None:
     outcome: dict[str, Any] = {"what": None}
     trial = DryRunRank(request, directory)
     try:
-        _join_group()
+        # a process group of this process alone, since a model may read its rank
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         trial.run()
     except BaseException as error:  # a model may raise SystemExit, too
         outcome = describe(error, request.config, sure=trial.stepping)
     sys.stdout.flush()
     write_atomic(directory / OUTCOME, json.dumps(outcome))
     os._exit(0)  # do not wait for the model's threads
-
-
-def _join_group() -> None:
-    """Create a process group of this process alone, since a model may read its rank."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 class DryRunRank:
@@ -121,26 +118,25 @@ class DryRunRank:
             place = directory / "partition"
             make_partition(Missing(place, 1, "random", "", {}, place), small_graph(request))
         assert place is not None
-        lists = {name: {TABLE: _placed(rows)} for name, rows in request.rows.items()}
-        job = Job(
+        goals: dict[str, Any] = {"ntype": None, "goals": request.goals}
+        if config.tasks is None:
+            (goal,) = request.goals.values()
+            goals = {"ntype": goal.ntype, "edges": goal.edges}
+        return Job(
             config=config,
             partition=place,
             run_dir=directory,
-            ntype=None,
+            **goals,
             replicated=True,
             started=0.0,
             global_batch=min(_BATCH, config.sampling.batch_size),
-            lists=lists,
+            lists={name: {TABLE: _placed(rows)} for name, rows in request.rows.items()},
         )
-        if config.tasks is not None:
-            return replace(job, goals=request.goals)
-        (goal,) = request.goals.values()
-        return replace(job, ntype=goal.ntype, edges=goal.edges)
 
 
 def check_callbacks(callbacks: list[pl.Callback]) -> None:
-    """Check that a trainer accepts callbacks, and that checkpoints can hold their states. Raises
-    ConfigError if it does not, or they cannot."""
+    """Raise ConfigError unless a trainer accepts the callbacks, and checkpoints can hold their
+    states."""
     what, remedy = "Lightning refuses the callbacks", "remove those that write checkpoints"
     try:
         pl.Trainer(accelerator="cpu", callbacks=callbacks, enable_checkpointing=False, logger=False)
@@ -169,21 +165,21 @@ def small_graph(request: DryRunRequest) -> GraphData:
     """
     facts, rng = request.facts, np.random.default_rng(0)
     classes, times = _classes(request), _times(request.config)
-    nodes = {}
+
+    def arrays(kind: str | EdgeType, num: int, columns: Mapping[str, ArrayType]) -> dict[str, Any]:
+        return {
+            name: _array(rng, num, name, column, classes.get((kind, name)), times)
+            for name, column in columns.items()
+        }
+
+    nodes, edges = {}, {}
     for ntype in facts.nodes:
         columns = {n: c[0] for n, c in facts.columns.get(ntype, {}).items() if c}
-        data = {
-            n: _array(rng, _NODES, n, c, classes.get((ntype, n)), times) for n, c in columns.items()
-        }
-        nodes[ntype] = NodeFrame(_NODES, data)
-    edges = {}
-    for etype, arrays in facts.edges.items():
+        nodes[ntype] = NodeFrame(_NODES, arrays(ntype, _NODES, columns))
+    for etype, edge_columns in facts.edges.items():
         dst = np.repeat(np.arange(_NODES), _DEGREE)
-        src, count = rng.integers(0, _NODES, len(dst)), len(dst)
-        data = {
-            n: _array(rng, count, n, c, classes.get((etype, n)), times) for n, c in arrays.items()
-        }
-        edges[etype] = EdgeFrame(src, dst, data)
+        src = rng.integers(0, _NODES, len(dst))
+        edges[etype] = EdgeFrame(src, dst, arrays(etype, len(dst), edge_columns))
     return GraphData("small", nodes, edges, reverses=dict(facts.reverses))
 
 
@@ -236,7 +232,7 @@ def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, A
     remedy = _GRAPH_REMEDY if config.task.of_graphs else _REMEDY
     if not config.model.takes_dgl:
         remedy = "correct it there: docs/models.md describes the arguments of your own classes"
-    if not any(":" in kind for kind in (config.model.kind, config.task.kind)):
+    if ":" not in config.model.kind + config.task.kind:
         remedy = _FUNCTION_REMEDY
     ours = error if isinstance(error, RaygnnError) else None
     return {

@@ -48,9 +48,9 @@ class Failure:
         reached: newest checkpoint at that time.
         final: a restart would meet the failure again.
         kind: name of the exception's class.
-        attempt: number of the start that it ended.
+        attempt: number of the attempt that it ended.
         blamed: rank that the error itself blames.
-        telling: the trace helps the user, since it shows more than where we found bad input.
+        telling: the trace helps the user, since it shows more than the check of bad input.
     """
 
     rank: int
@@ -85,7 +85,9 @@ class Failure:
         return error
 
 
-def describe(error: BaseException, rank: int, reached: str, earlier: list[Failure]) -> Failure:
+def describe(
+    error: BaseException, rank: int, reached: str, earlier: list[Failure], attempt: int = 0
+) -> Failure:
     """Return the failure that an exception stands for.
 
     Args:
@@ -95,7 +97,9 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
             that stays full or read-only.
     """
     trace, kind = trace_text(error), type(error).__name__
-    found = Failure(rank, time.time(), error_text(error), trace, reached=reached, kind=kind)
+    found = Failure(
+        rank, time.time(), error_text(error), trace, reached=reached, kind=kind, attempt=attempt
+    )
     if isinstance(error, Exception):
         error = storage_error(error) or error
     if isinstance(error, RaygnnError):
@@ -121,8 +125,9 @@ def record(run_dir: Path, failure: Failure) -> None:
 
 
 def log_failure(run_dir: Path, rank: int, what: str) -> None:
-    """Write to a rank's log what ended it, if it cannot do so itself."""
-    with contextlib.suppress(OSError), _appending(run_dir / "logs" / f"rank-{rank}.log") as log:
+    """Write the cause of a rank's end to its log, if the rank cannot do so itself."""
+    path = run_dir / "logs" / f"rank-{rank}.log"
+    with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as log:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 ERROR raygnn: failed\n{what}\n")
 
 
@@ -144,7 +149,7 @@ def record_driver(
     *,
     ray_died: bool = False,
 ) -> None:
-    """Write ``logs/driver.json``: what Ray Train reports of workers that recorded nothing.
+    """Write ``logs/driver.json``: Ray Train's report on workers that recorded nothing.
 
     Args:
         error: as the user sees it.
@@ -184,7 +189,7 @@ def clear(run_dir: Path) -> None:
 
 
 class _Tee:
-    """Stream that also writes to the log file what user code prints."""
+    """Stream that also writes the prints of user code to the log file."""
 
     def __init__(self, stream: IO[str], log: IO[str]):
         self._stream, self._log = stream, log
@@ -204,43 +209,31 @@ class _Tee:
 
 
 @contextlib.contextmanager
-def _appending(path: Path) -> Iterator[IO[str]]:
-    """Open a file for lines; those that a full disk does not take are lost without an error."""
+def log_to(path: Path) -> Iterator[None]:
+    """Copy this rank's logging, warnings and prints to ``path``; lines that a full disk does not
+    take are lost without an error."""
     file = open(  # noqa: SIM115
         path, "a", encoding="utf-8", errors="backslashreplace", buffering=1
     )
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = _, ours = logging.getLogger(), logging.getLogger("raygnn")
+    for logger in loggers:
+        logger.addHandler(handler)
+    ours.propagate = False  # other handlers write to the streams that are copied here
+    ours.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    # Lightning's own: a deprecation, DDP created on another stream, and a barrier's device
+    for text in (".*LeafSpec.* is deprecated", "The AccumulateGrad node's", r"barrier\(\): using"):
+        warnings.filterwarnings("ignore", message=text)
+    out, err = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)
     try:
-        yield file
+        yield
     finally:
+        sys.stdout, sys.stderr = out, err
+        logging.captureWarnings(False)
+        for logger in loggers:
+            logger.removeHandler(handler)
         with contextlib.suppress(OSError):
             file.close()
-
-
-@contextlib.contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Copy this rank's logging, warnings and prints to ``path``."""
-    with _appending(path) as file:
-        handler = logging.StreamHandler(file)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root, ours = logging.getLogger(), logging.getLogger("raygnn")
-        root.addHandler(handler)
-        ours.addHandler(handler)
-        ours.propagate = False  # other handlers write to the streams that are copied here
-        ours.setLevel(logging.INFO)
-        logging.captureWarnings(True)
-        # Lightning's own: a deprecation, DDP made on another stream, and a barrier's device
-        for text in (
-            ".*LeafSpec.* is deprecated",
-            "The AccumulateGrad node's",
-            r"barrier\(\): using",
-        ):
-            warnings.filterwarnings("ignore", message=text)
-        out, err = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = out, err
-            logging.captureWarnings(False)
-            root.removeHandler(handler)
-            ours.removeHandler(handler)

@@ -77,7 +77,7 @@ class Request:
         ntype: node type of the embeddings; None = the task's.
         lists: rows hold targets to recommend in place of predictions; None = predictions.
         task: name of one of several tasks; "" = the only one, or all for metrics.
-        sizes: the `Sizes` of the training data, if the request is for other data; else None.
+        sizes: `Sizes` of the training data, if the request is for other data; else None.
         kept: location of the weights for nodes that do not see the command's directory.
     """
 
@@ -194,7 +194,7 @@ class Job:
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch over all ranks, as at the run's first start, whatever the
             number of workers is now.
-        request: what to predict; None to train.
+        request: requested predictions; None = train.
         edges: see `TaskTarget`, of the only task.
         goals: target of each of several tasks, by name; empty if there is one task.
         task: name of the one of several tasks that this job is for; "" = all, or the only one.
@@ -268,7 +268,7 @@ class Job:
             return True
         if not isinstance(cause, OSError):
             return False
-        # pyarrow's errors of an object store have no number; those of files without one mean damage
+        # pyarrow's errors of an object store have no number; file errors without one mean damage
         unnumbered = cause.errno is None and not isinstance(self.partition, Path)
         return unnumbered or cause.errno in AWAY
 
@@ -316,7 +316,7 @@ class Job:
 
     @property
     def others(self) -> Weights | None:
-        """Weights of a request for other data than those of the training; else None."""
+        """Weights of a request for data other than the training's; else None."""
         request = self.request
         return None if request is None or request.sizes is None else request.weights
 

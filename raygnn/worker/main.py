@@ -48,28 +48,23 @@ def train_loop(job: Job) -> None:
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     with forwarded(job, rank) as send_files:
-        if job.lost is None:  # else the directory is another run's
-            _train(job, rank, size, send_files)
-
-
-def _train(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None:
-    earlier = failures.recorded(job.run_dir)
-    start = job.control.snapshot()
-    with failures.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
-        if any(failure.final for failure in earlier):
-            log.info("not started again: %s", earlier[0].what)
+        if job.lost is not None:  # the directory is another run's
             return
-        if start.orders.stop:
-            return
-        with recorded(job, rank, size, start.attempt, earlier):
-            _run(job, rank, size, send_files)
+        earlier = failures.recorded(job.run_dir)
+        start = job.control.snapshot()
+        with failures.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
+            if any(failure.final for failure in earlier):
+                log.info("not started again: %s", earlier[0].what)
+            elif not start.orders.stop:
+                with recorded(job, rank, size, start.attempt, earlier):
+                    _run(job, rank, size, send_files)
 
 
 @contextmanager
 def recorded(
     job: Job, rank: int, size: int, attempt: int, earlier: list[failures.Failure]
 ) -> Iterator[None]:
-    """Record what happens in the block: see `raygnn.worker.blackbox`.
+    """Record the phases of the block, and its failure: see `raygnn.worker.blackbox`.
 
     Args:
         attempt: number of this start of the run.
@@ -94,8 +89,7 @@ def recorded(
         yield
     except BaseException as error:  # SystemExit, too, which would end the rank silently
         reached = store.newest(job.run_dir / "checkpoints")
-        failure = failures.describe(error, rank, reached, earlier)
-        failure = replace(failure, attempt=attempt)
+        failure = failures.describe(error, rank, reached, earlier, attempt)
         log.error("failed\n%s", failure.trace)
         failures.record(job.run_dir, failure)
         recorder.write(failure.what, final=True)
@@ -110,7 +104,7 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
 
     No other thread does this, so no failure of the recorder may end it.
     """
-    said = False
+    warned = False
     patience, last_seen = job.config.fault.storage_timeout.seconds, time.monotonic()
     while not job.control.report(recorder.progress()).stop:
         lost, now = job.lost, time.monotonic()
@@ -120,12 +114,12 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
         try:
             recorder.watch()
         except Exception:
-            if not said:
+            if not warned:
                 log.warning("the crash recorder fails", exc_info=True)
-            said = True
+            warned = True
         time.sleep(_WATCH)
     with suppress(Exception):
-        recorder.write("the command ended it")
+        recorder.write("the driver terminated it")
     os._exit(1)
 
 

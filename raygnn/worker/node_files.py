@@ -70,7 +70,7 @@ class FileServer:
 
 class Forwarder:
     """Sends a rank's files to the command's run directory, and fetches the other ranks' failures.
-    ``rank``: whose files to send; None = those that dead ranks have left, unless the command has
+    ``rank``: rank whose files to send; None = all that dead ranks have left, unless the command has
     newer ones. ``serve``: calls a method of the `FileServer`."""
 
     def __init__(self, directory: Path, rank: int | None, serve: Callable[..., Any]):
@@ -84,7 +84,8 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="raygnn-files", daemon=True)
 
     def start(self) -> None:
-        """Fetch what this rank has written in earlier attempts, on any node, and begin."""
+        """Fetch the files that this rank has written in earlier attempts, on any node, and start
+        the thread."""
         for name, (size, end) in self._serve("ends").items():
             path = self._directory / name
             if self._is_mine(name) and not _extends(path, size, end):
@@ -97,15 +98,15 @@ class Forwarder:
         """Send all remaining changes."""
         self._ended.set()
         self._thread.join()
-        self.send(f"{ROWS}/")
+        self.send(rows=True)
 
-    def send(self, *others: str) -> None:
-        """Send what has changed. ``others``: further directories to send."""
+    def send(self, *, rows: bool = False) -> None:
+        """Send changed files. ``rows``: also predicted rows, which are complete."""
         with self._sending:
             files = files_of_run(self._directory)
-            for folder in others:
-                below = files_of_run(self._directory / folder)
-                files |= {f"{folder}{name}": stat for name, stat in below.items()}
+            if rows:
+                below = files_of_run(self._directory / ROWS)
+                files |= {f"{ROWS}/{name}": stat for name, stat in below.items()}
             mine = [name for name in files if self._is_mine(name)]
             changed = [name for name in mine if self._sent.get(name) != files[name]]
             ends = self._serve("ends") if changed else {}
@@ -121,12 +122,11 @@ class Forwarder:
     def _send(self, name: str, at: int) -> None:
         with open(self._directory / name, "rb") as file:
             file.seek(at)
-            piece = file.read(_PIECE)
-            while True:
+            piece: bytes | None = file.read(_PIECE)
+            while piece is not None:  # also an empty file
                 self._serve("write", name, at, piece)
                 at += len(piece)
-                if not (piece := file.read(_PIECE)):
-                    return
+                piece = file.read(_PIECE) or None
 
     def _fetch_failures(self) -> None:
         there = {n: t for n, t in self._serve("failures").items() if not self._is_mine(n)}
@@ -138,22 +138,22 @@ class Forwarder:
         self._seen = there
 
     def _is_mine(self, name: str) -> bool:
-        """Return whether this rank writes the file; rank 0 writes those without a number."""
+        """Return whether this rank writes the file; rank 0 writes files without a number."""
         if self._rank is None:
             return True
         match = _RANK.search(Path(name).name)
         return (int(match[1]) if match else 0) == self._rank
 
     def _run(self) -> None:
-        said = False
+        warned = False
         while not self._ended.wait(_EVERY):
             try:
                 self.send()
                 self._fetch_failures()
             except Exception:
-                if not said:
+                if not warned:
                     log.warning("files wait to be sent", exc_info=True)
-                said = True
+                warned = True
 
 
 def is_away(directory: Path, token: str) -> bool:
@@ -208,7 +208,8 @@ def forwarded(job: Job, rank: int) -> Iterator[Callable[[], None]]:
 
 
 def collect(job: Job) -> None:
-    """Send what killed ranks have left on this node, and remove the node's own run directory."""
+    """Send the files that killed ranks have left on this node, and remove the node's own run
+    directory."""
     if (job.run_dir / _AWAY).exists() and (job.run_dir / job.token).exists():
         Forwarder(job.run_dir, None, job.control.files).send()
         shutil.rmtree(job.run_dir, ignore_errors=True)

@@ -28,8 +28,8 @@ from raygnn.worker.comm.reduction import shard_optimizer
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane
-from raygnn.worker.rank_setup import RankSetup, Runtime
-from raygnn.worker.records import Closing, Records, open_writers
+from raygnn.worker.rank_setup import RankSetup, Runtime, cause_of
+from raygnn.worker.records import Closing, Records
 from raygnn.worker.transfer import Transfer
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Rank(RankSetup):
 
     def run(self) -> dict[str, Any]:
         """Train, then test; return the summary's figures, which are equal on all ranks."""
-        config, job = self.config, self.job
+        config, job, guard = self.config, self.job, self.guard
         plane = open_plane(job, self.ranks)
         task = plane.task()
         maker = plane.batches(task)
@@ -67,8 +67,7 @@ class Rank(RankSetup):
             task.embeddings, self.control, self.storage_timeout, state, self.place
         )
         transfer = Transfer.from_job(job, task, self.ranks, begins=state is None)
-        guard, first = self.guard, self.ranks.first
-        records = self.records(open_writers(job.run_dir, step, job.patience) if first else [])
+        records = self.records(step)
         evaluation = Evaluation(
             evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
         )
@@ -78,37 +77,26 @@ class Rank(RankSetup):
         positives = plane.positives()
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
-        unsaid = any(one.split_time or one.task.of_edges for one in config.by_task.values())
-        for split in ("val", "test") if unsaid and step is None else ():
-            if not plane.count(split) and first:  # preflight reports empty masks
-                self.events.tell(f"no {config.task.seeds} are in the split {split!r}")
-        texts = [f"warn: {text}" for text in plane.warnings()] if step is None else []
-        texts += transfer.notes() if transfer and step is None else []
-        for text in texts if first else ():
-            self.events.tell(text)
+        if step is None:
+            self._announce(plane, transfer)
         callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
         callbacks += [one for one in (averaging, transfer) if one]
         callbacks += [evaluation] if has_val else []
         trainer = self.trainer([*callbacks, checkpoints, Closing()], checkpoints.plugin)
         log.info("training from %s", state or "the start")
-        cause, trained = None, False
+        trained = False
         try:
             guard.check_model(task, {**self.options(), "data": maker.identity})
             shard_optimizer(self.ranks, task)
-            trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
-            checkpoints.finish()
+            with cause_of(loader):
+                trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
+                checkpoints.finish()
             trained = True
-        except BaseException as error:
-            if loader.failure in (None, error) or not isinstance(error, Exception):
-                raise
-            cause = loader.failure  # the other ranks' failure is its consequence
         finally:
             loader.close()
             if not trained:
                 records.write_pending(wait=False)
                 checkpoints.give_up(_LAST_WORDS)
-        if cause is not None:
-            raise cause
         task.to(self.runtime.device)  # Lightning leaves it on the CPU
         blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
@@ -124,16 +112,7 @@ class Rank(RankSetup):
             averaging.put(task)
         if config.train.select == "best":
             evaluation.restore_best(task)
-        files = None
-        if rows is not None:
-            with storage_errors(self.directory):
-                files = rows.write(weights.rows_draft(self.directory))
-        digest = None
-        if self.ranks.first:
-            facts["class_weights"] = task.class_weights
-            digest = self._retry(lambda: weights.save(self.directory, task.model, facts, files))
-            if self.place is not None:
-                self._retry(partial(self.place.put_weights, self.directory))
+        digest = self._save_weights(task, {**facts, "class_weights": task.class_weights}, rows)
         kept: Kept = {}
         metrics = {
             f"{split}/{name}": value
@@ -146,7 +125,7 @@ class Rank(RankSetup):
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
         records.close(job.patience)
         self.events.flush()
-        result = {
+        result: dict[str, Any] = {
             "metrics": metrics,
             "selected": config.train.select,
             "weights": digest,
@@ -160,32 +139,55 @@ class Rank(RankSetup):
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
         }
         if records.first_step is not None:  # else figures of an earlier start stay
-            result |= {
-                **records.speed(),
-                **self._communication(plane, task),
-                "ranks": self.stragglers.summary(),
-            }
+            result |= records.speed() | self._communication(plane, task)
+            result["ranks"] = self.stragglers.summary()
         if transfer is not None:
             result["init"] = transfer.found
         checkpoints.finish_uploads(self.storage_timeout)
-        return {
-            **result,
-            "skipped": {"steps": guard.skipped_steps},
-            "checkpoints": checkpoints.counts,
-        }
+        skipped = {"steps": guard.skipped_steps}
+        return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}
+
+    def _announce(self, plane: Plane, transfer: Transfer | None) -> None:
+        """Report suspicious data and initial weights when training begins. Collective."""
+        config, texts = self.config, []
+        if any(one.split_time or one.task.of_edges for one in config.by_task.values()):
+            empty = [split for split in ("val", "test") if not plane.count(split)]
+            # preflight reports empty masks
+            texts = [f"no {config.task.seeds} are in the split {split!r}" for split in empty]
+        texts += [f"warn: {text}" for text in plane.warnings()]
+        texts += transfer.notes() if transfer else []
+        for text in texts if self.ranks.first else ():
+            self.events.tell(text)
+
+    def _save_weights(
+        self, task: TaskModule, facts: dict[str, Any], rows: RowState | None
+    ) -> str | None:
+        """Write the selected weights. Returns their digest on rank 0, else None. Collective."""
+        files = None
+        if rows is not None:
+            with storage_errors(self.directory):
+                files = rows.write(weights.rows_draft(self.directory))
+        if not self.ranks.first:
+            return None
+        digest = self._retry(lambda: weights.save(self.directory, task.model, facts, files))
+        if self.place is not None:
+            self._retry(partial(self.place.put_weights, self.directory))
+        return digest
 
     def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
         reduction = self.reduction
-        counts = torch.tensor([traffic.rows, traffic.hits, ranks.fetched_bytes])
-        rows, hits, sent = ranks.control.sum(counts).tolist()
-        hit_rate = hits / rows if rows else None
-        learned = None
+
+        def over_ranks(**own: int) -> dict[str, Any]:
+            return dict(zip(own, self.control.sum(torch.tensor(list(own.values()))).tolist()))
+
+        remote = over_ranks(rows=traffic.rows, cache_hits=traffic.hits, bytes=ranks.fetched_bytes)
+        rows, learned = remote["rows"], None
         if embeddings is not None:
-            counts = torch.tensor([embeddings.read, embeddings.remote, ranks.step.sent_bytes])
-            learned = dict(zip(("rows", "remote", "bytes"), ranks.control.sum(counts).tolist()))
+            counts = {"rows": embeddings.read, "remote": embeddings.remote}
+            learned = over_ranks(**counts, bytes=ranks.step.sent_bytes)
         return {
-            "remote": {"rows": rows, "cache_hits": hits, "hit_rate": hit_rate, "bytes": sent},
+            "remote": {**remote, "hit_rate": remote["cache_hits"] / rows if rows else None},
             # embedding rows and their gradients; None if there are none
             "embeddings": learned,
             # None if DDP does not exchange them

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn import compat
-from raygnn.runs.run_directory import EVENTS, Events
+from raygnn.runs.metrics_files import RANKS, MetricsWriter
+from raygnn.runs.run_directory import EVENTS, METRICS, Events
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker, SideStream
 from raygnn.tasks.losses import own_sources
@@ -23,7 +25,7 @@ from raygnn.worker.comm.guard import Guard
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
 from raygnn.worker.job import Job
-from raygnn.worker.records import Counters, Records, RecordWriter
+from raygnn.worker.records import Records
 from raygnn.worker.stragglers import Stragglers
 
 
@@ -43,6 +45,20 @@ class Runtime:
     strategy: type[DDPStrategy]
     environment: ClusterEnvironment
     send_files: Callable[[], None]
+
+
+@contextmanager
+def cause_of(loader: BatchLoader) -> Iterator[None]:
+    """Raise the loader's failure in place of another one, which is its consequence."""
+    cause = None
+    try:
+        yield
+    except Exception as error:
+        cause = loader.failure
+        if cause in (None, error):
+            raise
+    if cause is not None:
+        raise cause
 
 
 class RankSetup:
@@ -67,20 +83,19 @@ class RankSetup:
         tell = self.events.tell if self.ranks.first else lambda text: None
         self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
 
-    def records(self, writers: Sequence[RecordWriter]) -> Records:
-        train = self.config.train
+    def records(self, keep: int | None) -> Records:
+        """Return the records of training; ``keep``: last step whose earlier records stay."""
+        train, job = self.config.train, self.job
+        files = (METRICS, RANKS) if self.ranks.first else ()
         return Records(
             self.control,
-            writers,
+            [MetricsWriter(job.run_dir / name, keep, job.patience) for name in files],
             self.stragglers,
-            Counters(
-                lambda: self.reduction.bytes,
-                lambda: self.ranks.sent_bytes,
-                lambda: self.guard.skipped_steps,
-            ),
+            lambda: (self.reduction.bytes, self.ranks.sent_bytes),
+            lambda: self.guard.skipped_steps,
             log_every=train.log_every,
             accumulate=train.accumulate,
-            started=self.job.started,
+            started=job.started,
             cpus=self.config.cluster.cpus_per_worker,
         )
 
@@ -145,13 +160,12 @@ class RankSetup:
 
     def trainer(self, callbacks: list[pl.Callback], saver: CheckpointIO | None) -> pl.Trainer:
         """Return Lightning's trainer; ``saver`` None = no checkpoints."""
-        config = self.config
-        strategy = self.runtime.strategy(**self._ddp())
+        config, on_gpu = self.config, self.runtime.device.type == "cuda"
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         trainer = pl.Trainer(
-            accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
-            devices="auto" if self.runtime.device.type == "cuda" else 1,
-            strategy=strategy,
+            accelerator="gpu" if on_gpu else "cpu",
+            devices="auto" if on_gpu else 1,
+            strategy=self.runtime.strategy(**self._ddp()),
             plugins=[self.runtime.environment, *([saver] if saver else [])],
             precision=config.arithmetic.autocast,
             max_epochs=config.train.epochs,

@@ -1,7 +1,7 @@
-"""Nodes of a running Ray: which are alive, their free resources, and the ranks lost with one.
+"""Nodes of a running Ray: the living ones, their free resources, and the ranks lost with a node.
 
-Ray counts a node as alive until it has missed its health checks for about half a minute. Earlier
-than that only a connection to the node tells.
+Ray counts a node as alive until it has missed its health checks for about half a minute. Until then
+only a failed connection shows that the node is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 64  # nodes to which connections are opened at once
 
 @dataclass(frozen=True)
 class Lost:
-    """Rank whose node is gone; ``why`` says how that shows."""
+    """Rank whose node is gone; ``why``: the evidence."""
 
     rank: int
     host: str
@@ -36,20 +36,20 @@ class Lost:
 
 def room(needs: Mapping[str, float], running: Sequence[Worker] = ()) -> int:
     """Return how many workers fit on the nodes that accept a connection, beside other jobs.
-    ``needs``: resource → amount for one worker; ``running``: workers that will give up theirs."""
-    going = compat.draining_nodes()  # where Ray starts no more workers
-    alive = [node for node in living() if node["NodeID"] not in going]
+    ``needs``: resource → amount for one worker; ``running``: workers that will free theirs."""
+    draining = compat.draining_nodes()  # on which Ray starts no more workers
+    alive = [node for node in living() if node["NodeID"] not in draining]
     free, held = compat.free_resources(), Counter(worker.node for worker in running)
     fits = {}
     for node in alive:
         name = node["NodeID"]
-        # a node that has just come is not in all of Ray's tables yet
-        there = free.get(name, node["Resources"])
-        counts = [(there.get(key, 0.0) + held[name] * n) // n for key, n in needs.items()]
+        # a node that has just joined is not in all of Ray's tables yet
+        available = free.get(name, node["Resources"])
+        counts = [(available.get(key, 0.0) + held[name] * n) // n for key, n in needs.items()]
         if (fit := int(min(counts))) > 0:
             fits[name] = fit
-    there = _answering(node for node in alive if node["NodeID"] in fits)
-    return sum(fit for name, fit in fits.items() if name in there)
+    answering = _answering(node for node in alive if node["NodeID"] in fits)
+    return sum(fits[name] for name in answering)
 
 
 def start_on(node: str, act: Callable[..., object], *args: Any) -> Any:
@@ -97,17 +97,16 @@ def living() -> list[dict[str, Any]]:
 
 
 def _answering(nodes: Iterable[Mapping[str, Any]]) -> set[str]:
-    asked = list(nodes)
-    if not asked:
-        return set()
-    with ThreadPoolExecutor(min(len(asked), _AT_ONCE)) as pool:
-        addresses = [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in asked]
-        answers = pool.map(takes_connection, *zip(*addresses))
-        return {node["NodeID"] for node, yes in zip(asked, answers) if yes}
+    polled = list(nodes)
+    hosts = [node["NodeManagerAddress"] for node in polled]
+    ports = [node["NodeManagerPort"] for node in polled]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # which starts no more threads than it needs
+        answers = pool.map(takes_connection, hosts, ports)
+        return {node["NodeID"] for node, yes in zip(polled, answers) if yes}
 
 
 def takes_connection(host: str, port: int) -> bool:
-    """Return whether a process there accepts a connection."""
+    """Return whether a process at this address accepts a connection."""
     try:
         with socket.create_connection((host, port), timeout=_REACH):
             return True

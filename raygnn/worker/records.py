@@ -8,16 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import psutil
 import torch
 from torch import Tensor
 
-from raygnn.runs.metrics_files import COMPUTE, LOADER, RANKS, STEP, MetricsWriter
-from raygnn.runs.run_directory import METRICS
+from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP, MetricsWriter
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
@@ -29,19 +27,6 @@ BYTES = ("bytes/gradients", "bytes/exchange")
 _BINS = 256  # bins of a window's reductions
 
 log = logging.getLogger("raygnn")
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Counters of this rank. ``gradients``, ``exchange``: bytes sent to collectives: of gradients,
-    and of the data; ``skipped``: number of skipped steps, equal on all ranks."""
-
-    gradients: Callable[[], int]
-    exchange: Callable[[], int]
-    skipped: Callable[[], int]
-
-    def read(self) -> tuple[int, int]:
-        return self.gradients(), self.exchange()
 
 
 @dataclass(frozen=True)
@@ -59,21 +44,6 @@ class _Window:
     skipped: int
 
 
-class RecordWriter(Protocol):
-    """Interface of `MetricsWriter`."""
-
-    waiting: OSError | None
-
-    def write(self, record: Mapping[str, Any]) -> None: ...
-
-    def close(self, seconds: float = 0.0) -> None: ...
-
-
-def open_writers(run_dir: Path, keep: int | None, patience: float) -> list[MetricsWriter]:
-    """Open the writers of `Records`; ``keep``: last step whose earlier records stay."""
-    return [MetricsWriter(run_dir / name, keep, patience) for name in (METRICS, RANKS)]
-
-
 class Records(pl.Callback):
     """Writes a line of ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's
     last, and one about all ranks of ``ranks.jsonl``.
@@ -88,7 +58,8 @@ class Records(pl.Callback):
     Args:
         writers: rank 0's writers of ``metrics.jsonl`` and ``ranks.jsonl``; empty on other ranks.
         stragglers: receives the times of all ranks.
-        counters: of this rank.
+        sent: bytes that this rank has sent to collectives: of gradients, and of the data.
+        skipped: number of skipped steps, equal on all ranks.
         accumulate: batches of a step.
         started: when the command began, seconds since the epoch.
         cpus: number of CPUs of a rank.
@@ -97,9 +68,10 @@ class Records(pl.Callback):
     def __init__(
         self,
         exchange: Exchange,
-        writers: Sequence[RecordWriter],
+        writers: Sequence[MetricsWriter],
         stragglers: Stragglers,
-        counters: Counters,
+        sent: Callable[[], tuple[int, int]],
+        skipped: Callable[[], int],
         *,
         log_every: int,
         accumulate: int,
@@ -107,10 +79,9 @@ class Records(pl.Callback):
         cpus: int,
     ):
         self._exchange = exchange
-        self._writer = writers[0] if writers else None
-        self._ranks_writer = writers[1] if writers else None
+        self._writers = writers
         self._stragglers = stragglers
-        self._counters = counters
+        self._sent, self._skipped = sent, skipped
         self._log_every = log_every
         self._expected = max(1, log_every * accumulate)  # batches in a window
         self._started = started
@@ -120,7 +91,7 @@ class Records(pl.Callback):
         self._seen = False
         self._counted = (0, 0)
         self._window_start = time.perf_counter()
-        # work to wait for, and what writes the newest window's records then
+        # work to wait for, and a function that then writes the newest window's records
         self._pending: tuple[torch.distributed.Work | None, Callable[[], None]] | None = None
         self._rate = 0.0
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
@@ -130,7 +101,7 @@ class Records(pl.Callback):
         self.loss: float | None = None  # of the newest window
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write a record (rank 0) after those of steps; ``time`` is added."""
+        """Write a record (rank 0) after the steps' records; ``time`` is added."""
         self.write_pending()
         self._write(step, epoch, self._elapsed(), values)
 
@@ -148,18 +119,17 @@ class Records(pl.Callback):
             write()
 
     def _write(self, step: int, epoch: int, at: float, values: dict[str, float]) -> None:
-        if self._writer is not None:
-            waited = self._writer.waiting
-            self._writer.write({"step": step, "epoch": epoch, "time": at, **values})
-            if self._writer.waiting and not waited:
-                log.warning("records wait for the storage: %s", self._writer.waiting)
+        for writer in self._writers[:1]:
+            waited = writer.waiting
+            writer.write({"step": step, "epoch": epoch, "time": at, **values})
+            if writer.waiting and not waited:
+                log.warning("records wait for the storage: %s", writer.waiting)
 
     def close(self, patience: float) -> None:
         """Close the files; wait at most ``patience`` seconds for their storage."""
         self.write_pending()
-        for writer in (self._writer, self._ranks_writer):
-            if writer is not None:
-                writer.close(patience)
+        for writer in self._writers:
+            writer.close(patience)
 
     def speed(self) -> dict[str, Any]:
         """Return seeds per second and the times of a step, without evaluations and checkpoints."""
@@ -182,7 +152,7 @@ class Records(pl.Callback):
         self._clock = module.clock
         if self._exchange.world.size > 1:
             self._last_gradient.watch(module)
-        self._counted = self._counters.read()
+        self._counted = self._sent()
         self._window_start = time.perf_counter()
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
@@ -223,7 +193,7 @@ class Records(pl.Callback):
 
     @contextmanager
     def pause(self, phase: str = "between") -> Iterator[None]:
-        """Keep the time of the block, such as an evaluation or a checkpoint, out of the steps'."""
+        """Exclude the time of the block, such as an evaluation or a checkpoint, from the steps'."""
         self.write_pending()  # a run that resumes from the checkpoint has the record, too
         self._clock.lap("rest")
         began = time.perf_counter()
@@ -244,7 +214,7 @@ class Records(pl.Callback):
         seconds, reductions = self._clock.read()
         own = {"loss": window.loss, **{name: seconds.get(name, 0.0) for name in PARTS}}
         own |= {f"loss/{name}": loss for name, loss in window.parts.items()}  # of several tasks
-        counted = self._counters.read()
+        counted = self._sent()
         own |= zip(BYTES, (a - b for a, b in zip(counted, self._counted)))
         own |= self._usage.read()
         self._counted = counted
@@ -261,7 +231,7 @@ class Records(pl.Callback):
             seeds=window.seeds,
             seconds=now - self._window_start,
             rate=float(self._rate),
-            skipped=self._counters.skipped(),
+            skipped=self._skipped(),
         )
         summed, work = self._exchange.begin_sum(table)
 
@@ -306,27 +276,30 @@ class Records(pl.Callback):
             values |= self._stragglers.add(window.step, each, batches)
         self._write(window.step, window.epoch, window.time, values)
         self.loss = values["train/loss"]
-        if self._ranks_writer is not None:
-            self._ranks_writer.write(self._of_ranks(window, ranks, each))
+        for writer in self._writers[1:]:
+            writer.write(_ranks_record(window, ranks, each))
         if self.first_step is None:
             self.first_step = window.time
 
-    def _of_ranks(
-        self, window: _Window, ranks: Mapping[str, list[float]], each: Mapping[str, list[float]]
-    ) -> dict[str, Any]:
-        use = {
-            name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
-        }
-        return {
-            "step": window.step,
-            "time": window.time,
-            "batches": window.batches,
-            "seconds": {name: each[name] for name in PARTS},
-            "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
-            "use": {"cpu": use["cpu"], "gpu": use["gpu"]},
-            "memory": {"rss": use["rss"], "gpu": use["gpu_memory"], "gpu_share": use["gpu_share"]},
-            "network": {"sent": use["sent"], "received": use["received"]},
-        }
+
+def _ranks_record(
+    window: _Window, ranks: Mapping[str, list[float]], each: Mapping[str, list[float]]
+) -> dict[str, Any]:
+    """Return the record of ``ranks.jsonl``; the writer replaces NaN by null."""
+    return {
+        "step": window.step,
+        "time": window.time,
+        "batches": window.batches,
+        "seconds": {name: each[name] for name in PARTS},
+        "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
+        "use": {name: ranks[name] for name in ("cpu", "gpu")},
+        "memory": {
+            "rss": ranks["rss"],
+            "gpu": ranks["gpu_memory"],
+            "gpu_share": ranks["gpu_share"],
+        },
+        "network": {name: ranks[name] for name in ("sent", "received")},
+    }
 
 
 class Closing(pl.Callback):
@@ -368,7 +341,7 @@ class Usage:
 
         ``cpu``: busy share of the rank's CPUs (above 1 if it uses more); ``gpu``: current busy
         share of its GPU, by all processes; ``rss``, ``gpu_memory``: bytes held; ``gpu_share``:
-        share of the GPU's memory; ``sent``, ``received``: bytes per second of the whole host,
+        share of the GPU's memory; ``sent``, ``received``: bytes per second of the host,
         without its loopback.
         """
         now, cpu = time.monotonic(), time.process_time()

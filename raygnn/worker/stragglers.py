@@ -36,6 +36,18 @@ class _Streak:
 
 
 @dataclass
+class _RankTimes:
+    """Times of one rank over all windows. ``busy``, ``waited``: seconds of a batch, summed over
+    windows; ``slow_windows``: number of windows in which it was slow."""
+
+    busy: float = 0.0
+    waited: float = 0.0
+    slow_windows: int = 0
+    slow: _Streak = field(default_factory=_Streak)
+    starved: _Streak = field(default_factory=_Streak)
+
+
+@dataclass
 class Stragglers:
     """Watches the times of all ranks, window after window.
 
@@ -45,20 +57,15 @@ class Stragglers:
     Args:
         factor: a rank is slow if it is busy for more than ``factor`` times the median of the other
             ranks; None = no reports.
-        tell: shows a sentence to the user.
+        tell: reports a sentence to the user.
         host: rank → its host, if known.
     """
 
     factor: float | None
     tell: Callable[[str], None]
     host: Callable[[int], str | None] = lambda rank: None
-    _first: bool = True
     _windows: int = 0
-    _busy: list[float] = field(default_factory=list)  # seconds of a batch, summed over windows
-    _waited: list[float] = field(default_factory=list)
-    _slow_windows: list[int] = field(default_factory=list)
-    _slow: list[_Streak] = field(default_factory=list)
-    _starved: list[_Streak] = field(default_factory=list)
+    _ranks: list[_RankTimes] = field(default_factory=list)
     _starved_told: bool = False
 
     def add(
@@ -74,17 +81,17 @@ class Stragglers:
             Values for the record of the window.
         """
         waits = seconds["wait"]
-        if self._first:  # the first batch includes the start of the loaders
-            self._first = False
-            self._start([batches * wait for wait in waits])
+        if not self._ranks:  # the first batch includes the start of the loaders
+            self._ranks = [_RankTimes() for _ in waits]
+            self._see_late([batches * wait for wait in waits])
             waits = [0.0] * len(waits)
         parts = [seconds[name] for name in COMPUTE]
         busy = [wait + sum(own) for wait, *own in zip(waits, *parts)]
         totals = [b + sum(s) for b, *s in zip(busy, seconds["communicate"], seconds["peers"])]
         self._windows += 1
-        for rank, own in enumerate(busy):
-            self._busy[rank] += own
-            self._waited[rank] += waits[rank]
+        for rank, times in enumerate(self._ranks):
+            times.busy += busy[rank]
+            times.waited += waits[rank]
             self._see_slow(rank, step, busy)
         self._see_starved(step, [w / (t or 1.0) for w, t in zip(waits, totals)], waits)
         slowest = max(range(len(busy)), key=busy.__getitem__)
@@ -96,55 +103,50 @@ class Stragglers:
 
     def summary(self) -> list[dict[str, Any]]:
         """Return each rank's mean ``busy`` and ``wait`` (seconds per batch), ``host``, and share of
-        windows in which it was ``slow``; 0 if there are few, or if the other ranks took as long on
-        the whole."""
+        windows in which it was ``slow``: 0 if there are few windows, or if the other ranks took as
+        long in all."""
         count = max(1, self._windows)
         return [
             {
                 "rank": rank,
                 "host": self.host(rank),
-                "busy": busy / count,
-                "wait": waited / count,
-                "slow": slow / count if self._was_slow(rank) else 0.0,
+                "busy": times.busy / count,
+                "wait": times.waited / count,
+                "slow": times.slow_windows / count if self._was_slow(rank) else 0.0,
             }
-            for rank, (busy, waited, slow) in enumerate(
-                zip(self._busy, self._waited, self._slow_windows)
-            )
+            for rank, times in enumerate(self._ranks)
         ]
 
     def _was_slow(self, rank: int) -> bool:
-        more = self._busy[rank] - median(_others(self._busy, rank))
+        busy = [times.busy for times in self._ranks]
+        more = busy[rank] - median(_others(busy, rank))
         # half of the least excess that makes a window slow
-        return self._windows >= _WINDOWS and more > _LEAST / 2 * self._slow_windows[rank]
+        return self._windows >= _WINDOWS and more > _LEAST / 2 * self._ranks[rank].slow_windows
 
-    def _start(self, waits: Sequence[float]) -> None:
-        ranks = range(len(waits))
-        self._busy, self._waited = [0.0 for _ in ranks], [0.0 for _ in ranks]
-        self._slow_windows = [0 for _ in ranks]
-        self._slow, self._starved = [_Streak() for _ in ranks], [_Streak() for _ in ranks]
-        latest = max(ranks, key=waits.__getitem__)
+    def _see_late(self, waits: Sequence[float]) -> None:
+        latest = max(range(len(waits)), key=waits.__getitem__)
         late = waits[latest] - median(_others(waits, latest))
         if self.factor is not None and late > _LATE:
-            who = self._name(latest)
-            self.tell(f"{who} was ready for its first batch {late:.1f} s after the other ranks")
+            name = self._name(latest)
+            self.tell(f"{name} was ready for its first batch {late:.1f} s after the other ranks")
 
     def _see_slow(self, rank: int, step: int, busy: Sequence[float]) -> None:
-        usual = median(_others(busy, rank))
+        usual, times = median(_others(busy, rank)), self._ranks[rank]
         more = busy[rank] - usual
         slow = self.factor is not None and more > _LEAST and busy[rank] > self.factor * usual
-        self._slow_windows[rank] += slow
-        if self._slow[rank].is_news(slow, step):
+        times.slow_windows += slow
+        if times.slow.is_news(slow, step):
             self.tell(
                 f"{self._name(rank)} slows down the other ranks: it is busy for "
                 f"{busy[rank]:.3f} s a batch, they for {usual:.3f} s (median), since "
-                f"step {self._slow[rank].since:,}"
+                f"step {times.slow.since:,}"
             )
 
     def _see_starved(self, step: int, shares: Sequence[float], waits: Sequence[float]) -> None:
         news = []
         for rank, share in enumerate(shares):
             starves = self.factor is not None and share > _STARVES and waits[rank] > _LEAST
-            if self._starved[rank].is_news(starves, step):
+            if self._ranks[rank].starved.is_news(starves, step):
                 news.append(rank)
         if not news or self._starved_told:
             return
@@ -153,10 +155,10 @@ class Stragglers:
         who = f"{self._name(worst)} waits"
         if len(news) > 1:
             who = f"{len(news)} ranks, {self._name(worst)} most, wait"
+        since = self._ranks[worst].starved.since
         self.tell(
-            f"{who} for the next batch "
-            f"{shares[worst]:.0%} of the time, since step {self._starved[worst].since:,}: a higher "
-            "sampling.prefetch or smaller fanouts may help"
+            f"{who} for the next batch {shares[worst]:.0%} of the time, since step {since:,}: a "
+            "higher sampling.prefetch or smaller fanouts may help"
         )
 
     def _name(self, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""Initial weights from another run, and what of a model trains (``train.init``)."""
+"""Initial weights from another run, and frozen weights (``train.init``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raygnn.config.model import InitConfig
 from raygnn.errors import ConfigError
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
-from raygnn.tasks.embeddings import ROW
+from raygnn.tasks.embeddings import ROW, Embeddings
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import InitialWeights, Job
@@ -29,10 +29,10 @@ _SHOWN = 8  # names in a line of the log
 
 
 class Transfer(pl.Callback):
-    """Freezes weights, and loads those of another run if training begins.
+    """Freezes weights, and loads another run's weights if training begins.
 
-    Checkpoints hold what was loaded, so that a resumed run reports it without reading the other run
-    again. ``found``: the summary's ``init``: ``run``, its weights' ``sha256``, names that were
+    Checkpoints hold a report of the loaded weights, so that a resumed run need not read the other
+    run again. ``found``: the summary's ``init``: ``run``, its weights' ``sha256``, names that were
     ``taken``, ``left`` name → reason, ``rows`` table → counts of ``taken`` and ``new`` rows, names
     that are ``frozen``.
     """
@@ -67,16 +67,15 @@ class Transfer(pl.Callback):
             raise ConfigError(what, where="train.init.freeze", remedy=remedy)
         for name in frozen:
             named[name].requires_grad_(False)
-        for table in (t for t in tables if init.matches("freeze", t)):
-            assert task.embeddings is not None
-            task.embeddings.frozen.add(table.removeprefix("rows."))
-            frozen.append(table)
-        self._frozen = frozen
+        frozen_tables = [table for table in tables if init.matches("freeze", table)]
+        if task.embeddings is not None:
+            task.embeddings.frozen |= {table.removeprefix("rows.") for table in frozen_tables}
+        self._frozen = frozen + frozen_tables
 
     def _load(self, job: Job, initial: InitialWeights, task: TaskModule, ranks: Ranks) -> None:
         found = available_weights(job, initial.weights, initial.kept)
         taken, left = take(self._init, weights.read(found), task.model.state_dict())
-        rows = self._load_rows(job, initial, found, task, ranks, left)
+        rows = self._load_rows(job, initial, found, task.embeddings, ranks, left)
         if not taken and not rows:
             message = f"none of the weights of {initial.run} fits this model"
             remedy = "; ".join(f"{name}: {why}" for name, why in list(left.items())[:_SHOWN])
@@ -96,7 +95,7 @@ class Transfer(pl.Callback):
         job: Job,
         initial: InitialWeights,
         found: weights.Weights,
-        task: TaskModule,
+        embeddings: Embeddings | None,
         ranks: Ranks,
         left: dict[str, str],
     ) -> dict[str, dict[str, int]]:
@@ -104,22 +103,21 @@ class Transfer(pl.Callback):
         are not used are added to ``left``."""
         counts: dict[str, dict[str, int]] = {}
         there = {file.ntype for file in found.rows.files} if found.rows else set()
-        here = {} if task.embeddings is None else task.embeddings.rows
+        here = embeddings.rows if embeddings else {}
         for ntype in sorted(there | here.keys()):
             name = f"rows.{ntype}"
             if self._init.matches("exclude", name):
                 left[name] = "excluded"
-            elif ntype not in there or ntype not in here:
-                left[name] = "not in the run" if ntype in here else "not in this model"
+            elif found.rows is None or ntype not in there:
+                left[name] = "not in the run"
+            elif embeddings is None or ntype not in here:
+                left[name] = "not in this model"
+            elif found.rows.dim != embeddings.dim:
+                left[name] = f"width {found.rows.dim} there, {embeddings.dim} here"
             else:
-                assert found.rows is not None
-                assert task.embeddings is not None
-                if found.rows.dim != task.embeddings.dim:
-                    left[name] = f"width {found.rows.dim} there, {task.embeddings.dim} here"
-                    continue
-                ids, own = task.embeddings.ids[ntype], here[ntype].detach().numpy()
-                new = len(own) - _copy_rows(job, initial, found, ntype, ids, own)
-                total = ranks.control.sum(torch.tensor([len(own) - new, new])).tolist()
+                ids, own = embeddings.ids[ntype], here[ntype].detach().numpy()
+                taken = _copy_rows(job, initial, found, ntype, ids, own)
+                total = ranks.control.sum(torch.tensor([taken, len(own) - taken])).tolist()
                 counts[name] = dict(zip(("taken", "new"), total))
         return counts
 
@@ -148,10 +146,10 @@ def take(
     init: InitConfig, given: Mapping[str, Any], own: Mapping[str, Tensor]
 ) -> tuple[list[str], dict[str, str]]:
     """Copy weights of equal name and shape. Returns the names that were copied, and name → reason
-    of the others.
+    of the other ones.
 
-    Models of nodes alone are encoders without a name; those of edges and of several tasks have an
-    ``encoder``. ``given``: weights of the other run; ``own``: those of the model, which are
+    Models of nodes alone are encoders without a name; models of edges and of several tasks have an
+    ``encoder``. ``given``: weights of the other run; ``own``: weights of this model, which are
     changed.
     """
     there = {name.removeprefix("encoder."): value for name, value in given.items()}

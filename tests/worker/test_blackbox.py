@@ -251,15 +251,20 @@ def test_notes_do_not_wait_for_the_crash_dump(
     # nor by the wait for storage
     held = []
 
+    def acquire() -> None:
+        held.append(mine._lock.acquire(timeout=10))
+        if held[-1]:
+            mine._lock.release()
+
     def sync(_: int) -> None:
-        thread = threading.Thread(target=lambda: held.append(mine._lock.acquire(timeout=10)))
+        thread = threading.Thread(target=acquire)
         thread.start()
         thread.join()
 
     monkeypatch.setattr(os, "fsync", sync)
-    mine._write(0, b"")
-    mine._sync()
-    assert held == [True]
+    mine.remember(dict)
+    mine.write("again")
+    assert {*held} == {True}
 
 
 def test_boxes_are_written_one_after_the_other(tmp_path: Path) -> None:

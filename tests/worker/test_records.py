@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raygnn.sampling.exchange import World
-from raygnn.worker.records import Counters, Records
+from raygnn.worker.records import Records
 
 
 class Work:
@@ -37,9 +37,9 @@ class Run:
         idle: Any = SimpleNamespace(write=lambda record: None, waiting=None, close=lambda s: None)
         exchange: Any = SimpleNamespace(world=World(0, ranks), begin_sum=self.begin_sum)
         stragglers: Any = SimpleNamespace(add=lambda *given: {})
-        counters = Counters(lambda: 0, lambda: 0, lambda: 0)
         facts = {"log_every": 1, "accumulate": 1, "started": 0.0, "cpus": 1}
-        self.records = Records(exchange, [writer, idle], stragglers, counters, **facts)
+        counted: Any = (lambda: (0, 0)), (lambda: 0)
+        self.records = Records(exchange, [writer, idle], stragglers, *counted, **facts)
         self.trainer: Any = SimpleNamespace(global_step=0, current_epoch=0)
         window = SimpleNamespace(loss=2.0, parts={}, steps=1, seeds=3, reset=lambda: None)
         model = torch.nn.Linear(1, 1)

@@ -31,7 +31,7 @@ from raygnn.sampling.exchange import World
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util import files
 from raygnn.worker.job import Job
-from raygnn.worker.planes.plane import map_shard
+from raygnn.worker.planes.partition_plane import map_shard
 from raygnn.worker.planes.vocabulary import words
 from tests.support.small_jobs import JobFactory, ensure_partition
 

@@ -57,7 +57,7 @@ _LATE = 0.8  # share of the timeout that a collective may wait before a crash du
 
 
 class Recorder:
-    """Records in ``logs`` what this rank does, so that a failure can be explained afterwards.
+    """Records this rank's phases in ``logs``, so that a failure can be explained afterwards.
 
     A lack of storage raises nothing here: training continues without records. The state file is not
     memory-mapped, since a page that a full disk cannot store ends the process (SIGBUS).
@@ -101,7 +101,7 @@ class Recorder:
         self._crash = self._catch_crashes()
 
     def note(self, phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
-        """Record what this thread does from now on; None keeps the epoch or step.
+        """Record the phase that this thread begins; None keeps the epoch or step.
 
         Only the training thread and the prefetch thread are recorded. A phase may reach the file
         with the next `watch`, since most are too short for a write.
@@ -163,7 +163,8 @@ class Recorder:
                 write_atomic(path, self._content(reason[:_LONGEST], times=1 if final else 4))
                 self._life = self._breath(time.time())
                 self._write(LIFE, self._life.pack())
-                self._sync()
+                if self._file is not None:  # without the lock, since that can take long
+                    os.fsync(self._file)
 
     def await_others(self, seconds: float = _WITNESSES) -> None:
         """Wait until the other ranks have written their crash dumps, or have ended; bounded."""
@@ -251,15 +252,13 @@ class Recorder:
             return f"cannot be described: {type(error).__name__}: {error}"
 
     def _open(self) -> int | None:
-        try:
+        with contextlib.suppress(OSError):
             path = file_of(self._logs, self._start.rank, STATE)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             data = replace(State(self._start), life=self._life).pack()
             if os.pwrite(file, data, 0) == len(data):
                 return file
             os.close(file)
-        except OSError:
-            pass
         return None
 
     def _cost(self) -> float:
@@ -284,19 +283,9 @@ class Recorder:
         for at in self._places:
             self._write_place(at)
 
-    def _sync(self) -> None:
-        with self._lock:  # which is released for the sync, since that can take long
-            if self._file is None:
-                return
-            copy = os.dup(self._file)
-        try:
-            os.fsync(copy)
-        finally:
-            os.close(copy)
-
     def _catch_crashes(self) -> IO[str] | None:
         """Let SIGSEGV, SIGABRT and similar signals write a traceback of all threads to a file."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             path = file_of(self._logs, self._start.rank, CRASH)
             file = open(path, "a")  # noqa: SIM115
             file.write(f"start {self._start.attempt} pid {self._start.pid}\n")
@@ -304,9 +293,8 @@ class Recorder:
             # a second `enable` alone would keep a handler that Ray's core has installed since
             faulthandler.disable()
             faulthandler.enable(file)
-        except (OSError, ValueError):
-            return None
-        return file
+            return file
+        return None
 
 
 def memory_usage() -> tuple[int, int, int]:
@@ -317,11 +305,11 @@ def memory_usage() -> tuple[int, int, int]:
 
 def oom_kills() -> int:
     """Return the number of processes that this machine has killed for memory; 0 if unknown."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 _current: Recorder | None = None

@@ -24,7 +24,7 @@ from raygnn.config.comm_plan import CommPlan
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
-from raygnn.worker.control import Control, ControlHandle, Worker
+from raygnn.worker.control import ControlHandle, Worker
 
 _GOODBYE = 5  # seconds for ranks to leave their process groups
 
@@ -41,14 +41,11 @@ class CommBackendConfig(TorchConfig):
 
     plan: CommPlan | None = None
     logs: Path | None = None
-    control: Control | ControlHandle | None = None
+    control: ControlHandle | None = None
 
     @classmethod
-    def from_plan(
-        cls, plan: CommPlan, logs: Path, control: Control | ControlHandle
-    ) -> CommBackendConfig:
-        timeout, backend = plan.timeout, plan.backend
-        return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
+    def from_plan(cls, plan: CommPlan, logs: Path, control: ControlHandle) -> CommBackendConfig:
+        return cls(plan.backend, timeout_s=plan.timeout, plan=plan, logs=logs, control=control)
 
     @property
     def backend_cls(self) -> type[Any]:
@@ -57,19 +54,20 @@ class CommBackendConfig(TorchConfig):
 
 class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
     def on_start(self, worker_group, backend_config: CommBackendConfig) -> None:  # type: ignore[no-untyped-def]
-        plan, logs = backend_config.plan, backend_config.logs
+        plan, logs, control = backend_config.plan, backend_config.logs, backend_config.control
+        assert plan is not None
+        assert logs is not None
+        assert control is not None
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
         started = worker_group.execute(_describe)
-        if logs is not None:  # on the driver's node
-            logs.mkdir(parents=True, exist_ok=True)
-            for record in started:
-                with open(logs / f"comm-rank-{record['rank']}.jsonl", "a") as file:
-                    file.write(json.dumps(record) + "\n")
+        logs.mkdir(parents=True, exist_ok=True)  # on the driver's node
+        for record in started:
+            with open(logs / f"comm-rank-{record['rank']}.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
         worker_group.execute(_verify, plan)
-        workers = {record["rank"]: Worker(record["host"], record["node"]) for record in started}
-        if backend_config.control is not None:
-            backend_config.control.begin([workers[rank] for rank in sorted(workers)])
+        ranked = sorted(started, key=lambda record: record["rank"])
+        control.begin([Worker(record["host"], record["node"]) for record in ranked])
 
     def on_shutdown(self, worker_group, backend_config: CommBackendConfig) -> None:  # type: ignore[no-untyped-def]
         # default: half a minute for ranks that may be gone, and are killed next
@@ -113,16 +111,16 @@ def _describe() -> dict[str, Any]:
 
 def _verify(plan: CommPlan) -> None:
     """Compare the process group and its variables with the plan."""
-    rank, host = dist.get_rank(), socket.gethostname()
-    found = _in_force()
+    found, rank = _in_force(), dist.get_rank()
     for name, wanted in {**_given, "backend": plan.backend}.items():
         if found[name] != wanted:
-            message = (
+            raise TrainingError(
                 f"{name} is {_shown(name, found[name])!r} after the process group was created, "
-                f"instead of {_shown(name, wanted)!r}"
+                f"instead of {_shown(name, wanted)!r}",
+                where=f"rank {rank} on {socket.gethostname()}",
+                remedy="find what sets it in that node's start-up or in the model's module",
+                rank=rank,
             )
-            remedy = "find what sets it in that node's start-up or in the model's module"
-            raise TrainingError(message, where=f"rank {rank} on {host}", remedy=remedy, rank=rank)
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -44,12 +44,10 @@ def hash64(value: Any) -> int:
 
 def parameters(module: nn.Module) -> FingerprintSection:
     """Describe parameters and buffers, in the order in which DDP reduces them."""
-    named: list[tuple[str, str, Tensor]] = [
-        ("parameter", *pair) for pair in module.named_parameters()
-    ]
-    named += [("buffer", *pair) for pair in module.named_buffers()]
+    named: dict[str, Tensor] = {f"parameter {n}": p for n, p in module.named_parameters()}
+    named |= {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     return {
-        f"{kind} {name}": _text(
+        key: _text(
             {
                 "dtype": str(tensor.dtype),
                 "shape": list(tensor.shape),
@@ -57,7 +55,7 @@ def parameters(module: nn.Module) -> FingerprintSection:
                 "requires_grad": tensor.requires_grad,
             }
         )
-        for kind, name, tensor in named
+        for key, tensor in named.items()
     }
 
 
@@ -104,10 +102,12 @@ def numerics() -> FingerprintSection:
         enabled = torch.is_autocast_enabled(device)
         state = str(torch.get_autocast_dtype(device)) if enabled else "off"
         section[f"autocast {device}"] = _text(state)
-    section["default dtype"] = _text(str(torch.get_default_dtype()))
-    section["deterministic algorithms"] = _text(torch.are_deterministic_algorithms_enabled())
-    section["float32 matmul precision"] = _text(torch.get_float32_matmul_precision())
-    return section
+    switches = {
+        "default dtype": str(torch.get_default_dtype()),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+    }
+    return section | {name: _text(value) for name, value in switches.items()}
 
 
 def software() -> FingerprintSection:
@@ -183,7 +183,7 @@ def _qualified(value: Any) -> str:
 
 
 def loop(trainer: pl.Trainer, module: nn.Module) -> FingerprintSection:
-    """Return what callbacks may change of how training goes on: whether it stops, the loop's
+    """Describe the state of the loop that callbacks may change: whether training stops, the loop's
     counts, and which modules are in evaluation mode."""
     frozen = [name or "all" for name, each in module.named_modules() if not each.training]
     counts = ["global_step", "current_epoch", "max_epochs", "max_steps"]
@@ -272,7 +272,7 @@ def _max(exchange: Exchange, values: Tensor) -> Tensor:
     return values
 
 
-# The rest is pure, so that all ranks come to the same conclusion.
+# The rest is pure, so that all ranks reach the same conclusion.
 
 
 def both_ends(value: int) -> Tensor:
@@ -351,9 +351,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
     texts: list[str] = []
     for run in runs:
         texts += map(str, run) if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
-    if len(texts) == 1:
-        return f"{'rank' if len(ranks) == 1 else 'ranks'} {texts[0]}"
-    return f"ranks {', '.join(texts[:-1])} and {texts[-1]}"
+    listed = " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
 
 
 def _by_field(values: Sequence[str | None]) -> dict[str, list[tuple[str, list[int]]]]:
@@ -378,15 +377,11 @@ def _groups(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     for rank, text in enumerate(texts):
         by_text.setdefault(text, []).append(rank)
     groups = sorted(by_text.items(), key=lambda item: (-len(item[1]), item[1][0]))
-    plain = [_unquoted(text) for text, _ in groups]
-    if len(set(plain)) == len(groups):  # not if the number 1 differs from the text "1"
-        groups = [(text, ranks) for text, (_, ranks) in zip(plain, groups)]
-    return groups
-
-
-def _unquoted(text: str) -> str:
-    value = json.loads(text)
-    return value if isinstance(value, str) else text
+    values = [json.loads(text) for text, _ in groups]
+    shown = [v if isinstance(v, str) else text for v, (text, _) in zip(values, groups)]
+    if len(set(shown)) < len(groups):  # the number 1 differs from the text "1"
+        return groups
+    return [(text, ranks) for text, (_, ranks) in zip(shown, groups)]
 
 
 def _cut(text: str) -> str:

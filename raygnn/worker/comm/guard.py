@@ -30,7 +30,8 @@ _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class Guard(pl.Callback):
-    """Makes ranks that differ fail together, with the reason, and skips steps that are not finite.
+    """Makes ranks that differ fail together, with the reason, and skips steps without a finite
+    gradient.
 
     - Before anything is reduced, DDP's own broadcasts included, `check_model` compares parameters,
       buffers, options, arithmetic and software. Call it right before ``trainer.fit``.
@@ -41,7 +42,7 @@ class Guard(pl.Callback):
       contents of parameters and gradients, and whether a callback has changed the loss.
     - If there are user callbacks, it compares, after them, at both ends of an epoch and the end of
       each batch, whether training stops, the loop's counts, and the modules' mode. The other ranks
-      would wait for one that stopped alone.
+      would wait for a rank that stopped alone.
     - After a backward pass that reduces, a rank on which a parameter got no gradient fails at once,
       since the other ranks wait for it in the reduction.
     - A step whose gradient is not finite is skipped, and the running statistics of its forward
@@ -51,7 +52,7 @@ class Guard(pl.Callback):
 
     ``mode: off`` does the last alone. With ``mode: deep`` the process groups compare, too.
 
-    Its place is after the user's callbacks, and before those that checkpoint. The module has
+    Its place is after the user's callbacks, and before callbacks that checkpoint. The module has
     ``model``, the network, and may have ``returned``, the result of its ``training_step``.
 
     Args:
@@ -94,7 +95,7 @@ class Guard(pl.Callback):
 
     @property
     def skipped_steps(self) -> int:
-        """See above. Collective, as `count_skipped`."""
+        """See the class. Collective, as `count_skipped`."""
         self.count_skipped()
         return self._skipped
 
@@ -185,14 +186,20 @@ class Guard(pl.Callback):
         if self._gradients.are_finite(gradients):
             self._in_a_row = 0
             return
-        self._drop(optimizer)
+        # without gradients an optimizer changes neither parameters, by weight decay either, nor its
+        # own state; Lightning clips after this
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        if self._buffers is not None:
+            self._buffers.put_back()
         self._count(losses, _where(trainer))
 
     def count_skipped(self) -> None:
         """Count the steps that a GPU has skipped. Collective: there may be too many in a row."""
         pending, self._pending = self._pending, []
-        left_out = torch.stack([bad for bad, _, _ in pending]).tolist() if pending else []
-        for bad, (_, losses, where) in zip(left_out, pending):
+        skipped = torch.stack([bad for bad, _, _ in pending]).tolist() if pending else []
+        for bad, (_, losses, where) in zip(skipped, pending):
             if bad:
                 self._count(losses, where)
             else:
@@ -254,15 +261,6 @@ class Guard(pl.Callback):
                 rank=rank,
             ) from None
 
-    def _drop(self, optimizer: torch.optim.Optimizer) -> None:
-        # without gradients an optimizer changes neither parameters, by weight decay either, nor its
-        # own state; Lightning clips after this
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-        if self._buffers is not None:
-            self._buffers.put_back()
-
     def _count(self, losses: list[tuple[int, int, Tensor]], where: str) -> None:
         self._skipped += 1
         self._in_a_row += 1
@@ -274,15 +272,13 @@ class Guard(pl.Callback):
     def _not_finite(self, losses: list[tuple[int, int, Tensor]], where: str) -> GuardError:
         """Return the error about steps in a row, with the ranks whose loss was bad. Collective."""
         bad = [(e, s) for e, s, loss in losses if not math.isfinite(loss)]
-        epoch, step = bad[0] if bad else losses[-1][:2]
-        own = torch.tensor([[bool(bad), epoch, step]])
-        said = self._exchange.gather_rows(own).tolist()
-        ranks = [rank for rank, (is_bad, _, _) in enumerate(said) if is_bad]
+        own = torch.tensor([[bool(bad), *(bad[0] if bad else losses[-1][:2])]])
+        gathered = self._exchange.gather_rows(own).tolist()
+        ranks = [rank for rank, (is_bad, _, _) in enumerate(gathered) if is_bad]
+        _, epoch, step = gathered[ranks[0] if ranks else self._exchange.world.rank]
+        cause = "every rank's loss was finite, so it is the backward pass that overflows"
         if ranks:
-            _, epoch, step = said[ranks[0]]
             cause = f"the loss was not finite on {ranks_text(ranks)}"
-        else:
-            cause = "every rank's loss was finite, so it is the backward pass that overflows"
         limit = self._config.nan_steps
         return GuardError(
             f"the gradient was not finite in {self._in_a_row} steps in a row (guard.nan_steps: "
@@ -341,7 +337,7 @@ def _decides_itself(
         type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
         and all(group["fused"] for group in optimizer.param_groups)
         and len({gradient.device for gradient in gradients}) == 1
-        and _on_gpu(gradients[0])
+        and _on_gpu(gradients[0])  # which tests replace
         and getattr(module, "embeddings", None) is None
     )
 

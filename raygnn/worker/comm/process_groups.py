@@ -121,8 +121,8 @@ class Ranks:
         """Copy rank 0's buffers to all ranks. Collective.
 
         A user's module may have buffers that differ, such as torch's running statistics. DDP copies
-        rank 0's before each forward pass, too, and a checkpoint holds those, so that an evaluation
-        after a resume has the same result.
+        rank 0's before each forward pass, too, and a checkpoint holds rank 0's, so that an
+        evaluation after a resume has the same result.
         """
         if self.world.size == 1:
             return

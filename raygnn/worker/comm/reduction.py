@@ -61,7 +61,10 @@ class Reduction(pl.Callback):
         self.whole = sum(p.numel() * p.element_size() for p in gradients)
         compression, overlap = self._comm.compression, self._comm.overlap
         relaid = not self._comm.find_unused_parameters  # else DDP keeps the first buckets
-        if relaid and sorted(self._order) == list(range(len(gradients))) and self._can_lay_out(ddp):
+        # in place of a backward pass, DDP is given dense gradients of zeros
+        embeddings = (m for m in ddp.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+        sparse = any(embedding.sparse for embedding in embeddings)
+        if relaid and sorted(self._order) == list(range(len(gradients))) and not sparse:
             ordered = [gradients[number] for number in self._order]
             relaid = not compat.lay_out_buckets(ddp, ordered)
         if relaid:
@@ -79,11 +82,6 @@ class Reduction(pl.Callback):
             return self._reduce(buffer) if overlap else self._at_the_end(buffer, bucket.is_last())
 
         ddp.register_comm_hook(None, hook)
-
-    def _can_lay_out(self, ddp: DistributedDataParallel) -> bool:
-        """Return whether DDP accepts dense gradients of zeros in place of a backward pass."""
-        embeddings = (m for m in ddp.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
-        return not any(embedding.sparse for embedding in embeddings)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._late.clear()  # of a backward pass that raised
@@ -126,8 +124,9 @@ class Reduction(pl.Callback):
 
     def _at_the_end(self, buffer: Tensor, last: bool) -> Future[Tensor]:
         """Reduce all buckets after the last one is full."""
-        self._late.append((buffer, _future(buffer.device)))
-        future = self._late[-1][1]
+        device = buffer.device
+        future: Future[Tensor] = Future(devices=[device] if device.type == "cuda" else None)
+        self._late.append((buffer, future))
         if last:
             late, self._late = self._late, []
             running = [(future, self._reduce(buffer)) for buffer, future in late]
@@ -136,7 +135,7 @@ class Reduction(pl.Callback):
         return future
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order of gradients on this rank; DDP goes by that of rank 0."""
+        """Return the order of gradients on this rank; DDP uses rank 0's order."""
         return {"order": self._order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,10 +145,6 @@ class Reduction(pl.Callback):
 def trained(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that get gradients, as DDP numbers them."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
-def _future(device: torch.device) -> Future[Tensor]:
-    return Future(devices=[device] if device.type == "cuda" else None)
 
 
 def shard_optimizer(ranks: Ranks, task: TaskModule) -> None:

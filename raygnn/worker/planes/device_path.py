@@ -101,13 +101,13 @@ class DevicePath:
         wanted = sampling.features_on
         kinds = _KINDS[_KINDS.index(self._room.rows) :] if wanted == "auto" else (wanted, "cpu")
         why = triton if kinds[0] == "pinned" else None
-        # training would wait for rows that the prefetch thread fetches meanwhile otherwise
+        # training would wait for rows that the prefetch thread could fetch meanwhile
         if wanted == "auto" and self._over and self._over.device.type != self._device.type:
             why = "other hosts have some of the rows, and NCCL does not connect them"
         self.features = self._chosen("features_on", wanted, why, kinds)
 
     def _chosen(self, key: str, wanted: str, why: str | None, kinds: Sequence[str]) -> str:
-        """Return the choice of all ranks: as wanted, or as near to the GPU as all of them can."""
+        """Return the choice of all ranks: as wanted, or the nearest to the GPU that all support."""
         if wanted == "cpu":
             return "cpu"
         if why and wanted != "auto":
@@ -177,7 +177,7 @@ class DevicePath:
                         raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
             return True
 
-        # try what may fail on one rank and what waits for all ranks one after the other
+        # steps that may fail on one rank, and steps that wait for all ranks, are separate attempts
         made = self._tried("features_on", make)
         begun = self._tried("features_on", lambda: made.begin(ids)) if made else None
         if made is None or begun is None:

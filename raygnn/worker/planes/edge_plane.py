@@ -41,7 +41,6 @@ from raygnn.sampling.seeds import (
 from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.losses import Loss, make_link_loss
-from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import (
     Candidates,
     Ranking,
@@ -51,8 +50,8 @@ from raygnn.tasks.ranking import (
     ranked_among_drawn,
 )
 from raygnn.worker.job import RELATIONS, SPLITS, Request
-from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
+from raygnn.worker.planes.partition_plane import PartitionPlane, map_shard, union
+from raygnn.worker.planes.plane import Kept, build, loss_of, make_task
 from raygnn.worker.planes.prediction_rows import NO_SPLIT, Predictions, chunk_rows
 from raygnn.worker.planes.seed_times import EdgeHistory, times_of
 from raygnn.worker.planes.vocabulary import count_numbers
@@ -61,8 +60,8 @@ from raygnn.worker.planes.vocabulary import count_numbers
 class EdgePlane(PartitionPlane):
     """A shard of one graph, whose edges are the seeds.
 
-    Messages pass along the edges that are not held out (``shard``). Seeds are edges of one type,
-    all of which are in ``edges``.
+    Messages pass along the edges that are not held out (``shard``). Seeds are edges of one type;
+    ``edges`` holds all edges of the type.
     """
 
     @property
@@ -307,11 +306,8 @@ class EdgePlane(PartitionPlane):
                     decoder, SPLITS.index(split), owned, self.ranks.device, links.tops
                 )
             return found
-        outputs = self._outputs(model, rows, own)
         labels = self.labels[torch.from_numpy(own)]
-        return measure(
-            outputs, labels, self.config.task, task.loss, self.control, self.positive, keep
-        )
+        return self.measured(self._outputs(model, rows, own), labels, task.loss, keep)
 
     @cached_property
     def _evaluation(self) -> Negatives | None:
@@ -344,10 +340,8 @@ class EdgePlane(PartitionPlane):
 
     def _ends(self, own: np.ndarray) -> dict[str, np.ndarray]:
         """Return node type → unique global ids of the ends of owned edges."""
-        nodes: dict[str, np.ndarray] = {}
-        for ids, ntype in zip((self.edges.src[own], self.edges.dst[own]), self._ntypes.values()):
-            nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
-        return nodes
+        source, target = self._ntypes.values()
+        return union([{source: self.edges.src[own]}, {target: self.edges.dst[own]}])
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         model, edges, split = task.model, self.edges, request.split
@@ -458,8 +452,7 @@ class EdgePlane(PartitionPlane):
         task = self.config.task
         if not isinstance(task, LinkPrediction):
             assert isinstance(given, Tensor)
-            outputs = self._timed_outputs(model, own)
-            return measure(outputs, given, task, loss, self.control, self.positive, keep)
+            return self.measured(self._timed_outputs(model, own), given, loss, keep)
         draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
         positions = own + self.edges.first
         there, absent, counts = zip(*self._decoded(model, positions, self._at_once, *draws))

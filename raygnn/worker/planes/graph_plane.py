@@ -25,11 +25,18 @@ from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import TaskModule
-from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.plane import Kept, Traffic, build, loss_of, make_task, seed_plan
+from raygnn.worker.planes.plane import (
+    Kept,
+    Plane,
+    build,
+    category_sizes,
+    loss_of,
+    make_task,
+    seed_plan,
+)
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,
@@ -37,13 +44,12 @@ from raygnn.worker.planes.prediction_rows import (
     chunk_rows,
     numbers_of,
 )
-from raygnn.worker.planes.vocabulary import positive_class, positive_word
 
 log = logging.getLogger("raygnn")
 
 
 @dataclass
-class GraphPlane:
+class GraphPlane(Plane):
     """A collection of graphs, which every rank sees.
 
     Attributes:
@@ -52,8 +58,6 @@ class GraphPlane:
         edge_inputs: edge type → the arrays that the model reads, if there are any.
     """
 
-    job: Job
-    ranks: Ranks
     samples: Collection
     pattern: Sample
     inputs: dict[str, Inputs]
@@ -70,7 +74,7 @@ class GraphPlane:
         train = samples.splits["train"]
         if not len(train) and trains:
             message = f"none of {samples.num} graphs is left to train on"
-            remedy = "lower graph.val and graph.test, or give more graphs"
+            remedy = "lower graph.val and graph.test, or provide more graphs"
             raise DataError(message, where=str(job.partition), remedy=remedy)
         pattern = samples[0] if others is None else _trained_on(others)
         model = config.model
@@ -91,16 +95,11 @@ class GraphPlane:
         log.info("%d graphs (%s); opened in %.1f s", samples.num, counts, seconds)
         return cls(job, ranks, samples, pattern, inputs, edge_inputs)
 
-    @property
-    def config(self) -> Config:
-        return self.job.config
-
     def task(self) -> TaskModule:
-        config = self.config
-        schema = self.schema
+        config, schema = self.config, self.schema
         model = build(config, lambda: build_graph_model(config.model, schema))
-        loss = loss_of(self.job, self.ranks, self._trained, schema.out_features)
-        task = make_task(self.job, self.ranks, model, loss, schema.out_features)
+        loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
+        task = make_task(self.job, self.ranks, model, loss, self.out_features)
         self.ranks.synchronise(task)
         return task
 
@@ -109,53 +108,39 @@ class GraphPlane:
         """Schema of the model."""
         pattern, model = self.pattern, self.config.model
         arrays, edge_arrays = pattern.node_data, pattern.edge_data
-        widths, edge_widths = model.categories, model.edge_category_widths
         return GraphSchema(
             in_features={t: i.width(arrays.get(t, {})) for t, i in self.inputs.items()},
             etypes=list(self.pattern.edges),
-            out_features=self._out_features(),
-            categories={
-                t: {n: (self._count(t, n), widths[n]) for n in i.categories}
-                for t, i in self.inputs.items()
-                if i.categories
-            },
+            out_features=self.out_features,
+            categories=category_sizes(self.inputs, model.categories, self._count),
             edge_features={
                 e: i.width(edge_arrays[e]) for e, i in self.edge_inputs.items() if i.plain
             },
-            edge_categories={
-                e: {n: (self._count(e, n), edge_widths[n]) for n in i.categories}
-                for e, i in self.edge_inputs.items()
-                if i.categories
-            },
+            edge_categories=category_sizes(
+                self.edge_inputs, model.edge_category_widths, self._count
+            ),
         )
 
     def batches(self, task: TaskModule) -> GraphBatchMaker:
         return self._maker
 
-    @property
-    def traffic(self) -> Traffic:
-        return Traffic()
-
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        world, config = self.ranks.world, self.config
-        mine = self._numbers(split)[world.rank :: world.size]
+        mine = self._mine(self._numbers(split))
         outputs, y = self._outputs(task, mine)
         if self.job.others is not None:
             are = known(y)
             outputs, y = outputs[are], y[are]
-            if not self.ranks.control.max(len(y)):
+            if not self.control.max(len(y)):
                 raise DataError(
-                    f"none of these graphs has a target {config.task.target!r}, so there is "
+                    f"none of these graphs has a target {self.config.task.target!r}, so there is "
                     "nothing to compare with",
                     where=self._where,
-                    remedy="see what the model says of them with raygnn predict",
+                    remedy="predict their targets with raygnn predict",
                 )
-        of_class = config.task.classifies
-        positive = positive_class(self.job, self.schema.out_features) if of_class else None
-        return measure(outputs, y, config.task, task.loss, self.ranks.control, positive, keep)
+        return self.measured(outputs, y, task.loss, keep)
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        for rows in self._chunks(task, request, self.schema.out_features):
+        for rows in self._chunks(task, request, self.out_features):
             yield Predictions(*rows)
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
@@ -188,14 +173,18 @@ class GraphPlane:
     def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of this rank's part of the requested graphs, ascending, and the splits
         of all graphs; see `Predictions`."""
-        world, samples, split = self.ranks.world, self.samples, request.split
+        samples = self.samples
         splits = np.full(samples.num, NO_SPLIT, np.int8)
         for number, name in enumerate(SPLITS):
             splits[samples.splits[name]] = number
-        chosen = self._numbers(split)
+        chosen = self._numbers(request.split)
         if request.wanted is not None:
             chosen = np.intersect1d(chosen, numbers_of(request.wanted, None, samples.num))
-        return chosen[world.rank :: world.size], splits
+        return self._mine(chosen), splits
+
+    def _mine(self, numbers: np.ndarray) -> np.ndarray:
+        """Return this rank's part of some graphs."""
+        return numbers[self.ranks.world.rank :: self.ranks.world.size]
 
     def _numbers(self, split: str) -> np.ndarray:
         samples = self.samples
@@ -231,15 +220,6 @@ class GraphPlane:
     def identity(self) -> str:
         return self._maker.identity
 
-    def warnings(self) -> list[str]:
-        return []
-
-    def positives(self) -> dict[str, str]:
-        if not self.config.task.classifies:
-            return {}
-        word = positive_word(self.job, self.schema.out_features)
-        return {} if word is None else {"": word}
-
     def count(self, split: str) -> int:
         return len(self._numbers(split))
 
@@ -256,8 +236,7 @@ class GraphPlane:
         )
 
     def _trained(self) -> Tensor:
-        world = self.ranks.world
-        mine = self.samples.splits["train"][world.rank :: world.size]
+        mine = self._mine(self.samples.splits["train"])
         return self._targets()[torch.from_numpy(mine)].long()
 
     def _targets(self) -> Tensor:
@@ -265,20 +244,20 @@ class GraphPlane:
         return as_labels(targets, self._where) if self.config.task.several_labels else targets
 
     def _collate(self) -> Collate:
-        config, schema = self.config, self.schema
-        whole = config.model.takes_dgl
+        config, whole = self.config, self.config.model.takes_dgl
         return Collate(
             pattern=self.pattern,
             inputs=self.inputs,
             edge_inputs={} if whole else self.edge_inputs,
             dtype=config.arithmetic.dtype,
             whole=whole,
-            classes=schema.out_features if config.task.classifies else None,
+            classes=self.out_features if config.task.classifies else None,
             asked=self.job.others is not None,
             labels=config.task.several_labels,
         )
 
-    def _out_features(self) -> int:
+    @cached_property
+    def out_features(self) -> int:
         y, task, trains = self.pattern.y, self.config.task, self.job.others is None
         if task.several_labels and trains and not (self._targets() >= 0).any():
             message = f"no graph has a known label {task.target!r}"
@@ -301,7 +280,7 @@ class GraphPlane:
             return -1
         values, dtype = column
         if "float" in dtype:
-            problem, remedy = f"is {dtype}", "give whole numbers from 0"
+            problem, remedy = f"is {dtype}", "provide whole numbers from 0"
         elif values.min() < 0:
             problem, remedy = "has categories below 0", "number them from 0"
         else:
@@ -321,14 +300,12 @@ def _trained_on(weights: Weights) -> Sample:
 
 
 def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) -> None:
+    named = " or ".join(map(repr, (*config.model.feature_names, *config.model.categories)))
     for ntype, chosen in inputs.items():
-        if chosen.plain or chosen.scaled or chosen.categories:
-            continue
-        there = ", ".join(sorted(pattern.node_data.get(ntype, {}))) or "none"
-        named = " or ".join(
-            repr(n) for n in (*config.model.feature_names, *config.model.categories)
-        )
-        raise DataError(
-            f"nodes of type {ntype!r} have no array {named} (model.features); there are: {there}",
-            remedy="set model.features to existing arrays",
-        )
+        if not (chosen.plain or chosen.scaled or chosen.categories):
+            there = ", ".join(sorted(pattern.node_data.get(ntype, {}))) or "none"
+            raise DataError(
+                f"nodes of type {ntype!r} have no array {named} (model.features); the existing "
+                f"arrays are: {there}",
+                remedy="set model.features to existing arrays",
+            )

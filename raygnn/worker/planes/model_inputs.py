@@ -74,7 +74,7 @@ def make_embeddings(
         return None
     tables = {}
     for ntype in (t for t, i in inputs.items() if i.learned):
-        # only used pages take memory: the owned rows, and those fetched for a chunk
+        # only used pages take memory: owned rows, and rows fetched for a chunk
         tables[ntype] = map_table(torch.float32, (embedding.dim,), shard.num_nodes(ntype))
         own = tables[ntype][: shard.owned(ntype)]
         first_rows(embedding, config.train.seed, ntype, shard.original[ntype], own)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cached_property
 
-import numpy as np
 from torch import nn
 
 from raygnn.config.model import NO_LAYERS
@@ -21,7 +20,7 @@ from raygnn.tasks.lightning_modules import MultitaskTask, TaskModule
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane, RowPlane
-from raygnn.worker.planes.partition_plane import PartitionPlane
+from raygnn.worker.planes.partition_plane import PartitionPlane, union
 from raygnn.worker.planes.plane import Kept, build
 from raygnn.worker.planes.prediction_rows import Predictions
 
@@ -74,15 +73,11 @@ class MultitaskPlane(PartitionPlane):
 
     def batches(self, task: TaskModule) -> BatchMaker:
         assert isinstance(task.model, MultitaskModel)
-        tasks, nodes, share = {}, dict[str, np.ndarray](), 0
-        for name, plane in self.planes.items():
-            tasks[name], own, some = plane.seeds()
-            share += some
-            for ntype, ids in own.items():
-                nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
-        plans = {name: seeds.plan for name, seeds in tasks.items()}
-        plan = MultitaskPlan(plans, self.config.train.accumulate)
-        return self.make_batches(task.model.encoder, MultitaskSeeds(plan, tasks), nodes, share)
+        tasks, own, shares = zip(*(plane.seeds() for plane in self.planes.values()))
+        by_name = dict(zip(self.planes, tasks))
+        plans = {name: seeds.plan for name, seeds in by_name.items()}
+        seeds = MultitaskSeeds(MultitaskPlan(plans, self.config.train.accumulate), by_name)
+        return self.make_batches(task.model.encoder, seeds, union(own), sum(shares))
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         """Return ``<task>/<metric>`` of each task that has seeds in the split: see `Plane`."""
@@ -90,12 +85,9 @@ class MultitaskPlane(PartitionPlane):
         assert isinstance(task.model, MultitaskModel)
         found: dict[str, float] = {}
         planes = {name: plane for name, plane in self._wanted.items() if plane.count(split)}
-        nodes: dict[str, np.ndarray] = {}
-        for plane in planes.values():
-            for ntype, ids in plane.read(split).items():
-                nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
         if not planes:
             return found
+        nodes = union(plane.read(split) for plane in planes.values())
         encoder, again = task.model.encoder, self.validates(split)
         timed = self.time is not None  # then each seed has its own time, and tasks share no rows
         shared = nullcontext() if timed else self.inference.represented(encoder, nodes, again=again)

@@ -1,5 +1,4 @@
-"""Data planes of a graph whose nodes are the seeds, or whose nodes at times are: the rows of a
-training table."""
+"""Data planes of a graph whose seeds are nodes, or nodes at times: the rows of a training table."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import NodeSeeds, TaskSeeds, distinct, gather_seeds, known, owned_nodes
 from raygnn.tasks.lightning_modules import TaskModule
-from raygnn.tasks.metrics import measure
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task
@@ -78,17 +76,14 @@ class NodePlane(PartitionPlane):
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         chosen = self._chosen(split)
         outputs = self._outputs(task, chosen, again=self.validates(split))
-        targets = self.labels[torch.from_numpy(chosen)]
-        return measure(
-            outputs, targets, self.config.task, task.loss, self.control, self.positive, keep
-        )
+        return self.measured(outputs, self.labels[torch.from_numpy(chosen)], task.loss, keep)
 
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Return node type → global ids of the nodes that an evaluation needs."""
         return {self.ntype: self._ids(self._chosen(split))}
 
     def _chosen(self, split: str) -> np.ndarray:
-        """Return the positions, among this rank's seeds, of those in a split with a target."""
+        """Return the positions of this rank's seeds that are in a split and have a target."""
         return owned_nodes(self.shard, self.ntype, split, self.labels)
 
     def _ids(self, chosen: np.ndarray) -> np.ndarray:
@@ -125,8 +120,7 @@ class NodePlane(PartitionPlane):
         return chosen_nodes(self.job, request, self.shard, self.ntype)
 
     def _predictions(self, chosen: np.ndarray, outputs: Tensor) -> Predictions:
-        """Return the outputs of this rank's seeds at these positions, with what is known of
-        them."""
+        """Return the outputs of this rank's seeds at these positions, with targets and splits."""
         ids = self.shard.original[self.ntype][chosen].astype(np.int64)
         targets = self.labels[torch.from_numpy(chosen)]
         return Predictions(ids, outputs, targets, self._splits[chosen])
@@ -149,11 +143,10 @@ class NodePlane(PartitionPlane):
             raise InputError("the model has no hidden layer", where=where, remedy=remedy)
         ntype = pick_ntype(request.ntype or self.ntype, there)
 
-        def rows_of(ids: np.ndarray) -> Tensor:
-            if isinstance(model, Network):
-                return self.inference.outputs(model, ntype, ids, layers=model.num_layers - 1)
-            return self.inference.represent(model, {ntype: ids})[ntype].select(ids)
-
+        rows_of = self._rows_of(model, ntype)
+        if isinstance(model, Network):
+            layers = model.num_layers - 1
+            rows_of = lambda ids: self.inference.outputs(model, ntype, ids, layers=layers)  # noqa: E731
         yield from embedded_nodes(self.job, request, self.shard, ntype, rows_of)
 
     @cached_property
@@ -244,8 +237,8 @@ class RowPlane(NodePlane):
 
     @cached_property
     def _until(self) -> np.ndarray | None:
-        """Time before which each row sees edges, int64 ``[N]``: right after its own, since what is
-        of its own time is known (``sampling.time.strict``). Collective."""
+        """Time before which each row sees edges, int64 ``[N]``: right after its own time, since
+        edges of that time are known (``sampling.time.strict``). Collective."""
         if self.time is None or self.table.times is None:
             return None
         own, explicit = self.table.times[self._rows], self.table.in_microseconds

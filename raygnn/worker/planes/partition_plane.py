@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.data import NEVER, EdgeType, etype_str
-from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard, load_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree_sampled
 from raygnn.sampling.cache import Scores, choose_for_host, choose_near, inclusion
-from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import Fanout, resolve_fanouts
@@ -35,15 +34,13 @@ from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.model_inputs import MemoryBudget, make_embeddings, make_store, read_inputs
-from raygnn.worker.planes.plane import Traffic, map_shard, seed_plan
+from raygnn.worker.planes.plane import Plane, Traffic, category_sizes, seed_plan
 from raygnn.worker.planes.prediction_rows import Embedded, embedded_nodes, pick_ntype
 from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
 from raygnn.worker.planes.vocabulary import (
     count_numbers,
     edge_reads,
     one_class_warnings,
-    positive_class,
-    positive_word,
     relations,
 )
 
@@ -57,8 +54,24 @@ log = logging.getLogger("raygnn")
 _REACHED = 0.05  # a smaller share of seeds that messages reach causes a warning
 
 
+def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
+    """Map this rank's part of the partition; the options are those of `load_shard`."""
+    meta, world = job.meta, ranks.world
+    stage = Stage.from_config(job.config.staging)
+    return job.read(lambda: load_shard(meta, world.rank, world.size, stage=stage, **options))
+
+
+def union(parts: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return node type → unique global ids of all parts, ascending."""
+    nodes: dict[str, np.ndarray] = {}
+    for part in parts:
+        for ntype, ids in part.items():
+            nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
+    return nodes
+
+
 @dataclass
-class PartitionPlane:
+class PartitionPlane(Plane):
     """A shard of one graph.
 
     Attributes:
@@ -67,8 +80,6 @@ class PartitionPlane:
         within: plane of a multi-task job, whose data this task's plane uses.
     """
 
-    job: Job
-    ranks: Ranks
     shard: Shard
     inputs: dict[str, Inputs]
     within: PartitionPlane | None = None
@@ -76,8 +87,6 @@ class PartitionPlane:
 
     if TYPE_CHECKING:
 
-        @property
-        def out_features(self) -> int: ...
         @property
         def ntypes(self) -> list[str]: ...
         @property
@@ -89,24 +98,14 @@ class PartitionPlane:
         """Map this rank's part of the partition. Raises DataError if the partition, or this node's
         copy of it, cannot be read or written."""
         start = time.perf_counter()
-        config = job.config
         blackbox.note("staging")
-        shard = map_shard(
-            job, ranks, reads=edge_reads(config), replicated=job.replicated, hide=job.hidden
-        )
+        reads = edge_reads(job.config)
+        shard = map_shard(job, ranks, reads=reads, replicated=job.replicated, hide=job.hidden)
         blackbox.note("setup")
         split_by_time(job, shard, ranks.control)
-        inputs = read_inputs(config, shard)
+        inputs = read_inputs(job.config, shard)
         log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
         return cls(job, ranks, shard, inputs)
-
-    @property
-    def config(self) -> Config:
-        return self.job.config
-
-    @property
-    def control(self) -> Exchange:
-        return self.ranks.control
 
     @property
     def seed_type(self) -> str:
@@ -131,7 +130,7 @@ class PartitionPlane:
 
     @property
     def inference(self) -> Inference:
-        """Runs the model over the whole graph, with the embedding rows of now."""
+        """Inference over the graph, with the current embedding rows."""
         if self.within is not None:
             return self.within.inference
         if self._embeddings is not None:
@@ -143,7 +142,7 @@ class PartitionPlane:
         return self.inference_over(self.shard)
 
     def inference_over(self, shard: Shard) -> Inference:
-        """Return what runs the model over a shard of the same types and arrays."""
+        """Return the inference over a shard of the same types and arrays."""
         rows, request = self._embeddings, self.job.request
         return Inference(
             shard,
@@ -196,19 +195,6 @@ class PartitionPlane:
         times = times_of(stored, f"node type {ntype!r}", self.time)
         self.clock.check(times, ntype, self.time)
         return times
-
-    @cached_property
-    def positive(self) -> int | None:
-        """Number of the class ``task.positive``; None if it is not set. Collective."""
-        task = self.config.task
-        return positive_class(self.job, self.out_features) if task.classifies else None
-
-    def positives(self) -> dict[str, str]:
-        if not self.config.task.classifies:
-            return {}
-        word = positive_word(self.job, self.out_features)
-        _ = self.positive  # cached, since evaluations must not read the partition
-        return {} if word is None else {"": word}
 
     def one_class(self, labels: Tensor) -> list[str]:
         """Return warnings about the class that metrics are of. Collective. ``labels``: of this
@@ -264,12 +250,14 @@ class PartitionPlane:
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """Yield the node rows that decoders or heads read: see `Plane`."""
-        encoder: Any = task.model.encoder
         ntype = pick_ntype(request.ntype, self.ntypes)
-        given = self.job, request, self.shard, ntype
         yield from embedded_nodes(
-            *given, lambda ids: self.inference.represent(encoder, {ntype: ids})[ntype].select(ids)
+            self.job, request, self.shard, ntype, self._rows_of(task.model.encoder, ntype)
         )
+
+    def _rows_of(self, encoder: Any, ntype: str) -> Callable[[np.ndarray], Tensor]:
+        """Return global ids ``[n]`` of owned nodes → their rows ``[n, D]`` by the encoder."""
+        return lambda ids: self.inference.represent(encoder, {ntype: ids})[ntype].select(ids)
 
     def count(self, split: str) -> int:
         return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
@@ -293,11 +281,7 @@ class PartitionPlane:
             etypes=self.shard.etypes,
             target=target,
             out_features=out_features,
-            categories={
-                t: {n: (self._count(t, n), embedded[n]) for n in i.categories}
-                for t, i in self.inputs.items()
-                if i.categories
-            },
+            categories=category_sizes(self.inputs, embedded, self._count),
             relations={
                 e: self.sizes.resolve(f"relations of {etype_str(e)}", count)
                 for e, count in relations(self.config, self.shard, self.control).items()
@@ -317,11 +301,7 @@ class PartitionPlane:
                 for e, rows in topology.items()
                 if FEATURES in rows.carried
             },
-            edge_categories={
-                e: {n: (self._edge_count(e, n), widths[n]) for n in i.categories}
-                for e, i in edges.items()
-                if i.categories
-            },
+            edge_categories=category_sizes(edges, widths, self._edge_count),
             edge_shapes={
                 e: {n: named[e][n].shape[1:] for n in i.plain if named[e][n].dtype.kind == "f"}
                 for e, i in edges.items()
@@ -349,20 +329,20 @@ class PartitionPlane:
         if self.within is not None:
             return self.within.sizes
         request = self.job.request
-        # also where the data are those of the training: rows to predict may lack some classes
+        # also for the data of the training, since rows to predict may lack some classes
         return Sizes(None if request is None else request.weights.sizes)
 
     def assigned(self, seeds: Seeds) -> TaskSeeds:
         """Assign the seeds of this task to ranks. Raises DataError if there are none."""
         if not seeds.num:
-            task, at = self.config.task, f"tasks.{self.job.task}" if self.job.task else "task"
+            task, key = self.config.task, f"tasks.{self.job.task}" if self.job.task else "task"
+            split = "the masks"
+            if self.config.split_time is not None:
+                split = f"from when on {key}.split is"
             raise DataError(
                 f"none of the {task.seeds} of {self.seed_type} is for training and has a target",
                 where=str(self.job.partition),
-                remedy=f"check {at}.target and "
-                + (
-                    "the masks" if self.config.split_time is None else f"from when on {at}.split is"
-                ),
+                remedy=f"check {key}.target and {split}",
             )
         return TaskSeeds(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
 
@@ -379,19 +359,14 @@ class PartitionPlane:
         config, world, bounds = self.config, self.ranks.world, self.shard.bounds
         budget = MemoryBudget(self.shard, self.inputs, self.ranks)
         path = budget.device_path()
-        how = None
-        if (
-            not path.used
-            and all(i.one_table for i in self.inputs.values())
-            and isinstance(model, Network)
-        ):
+        how, plain = None, all(i.one_table for i in self.inputs.values())
+        if plain and isinstance(model, Network) and not path.used:
             how = model.first_combine
         host = self.ranks.host
         start, kept, cached = time.perf_counter(), 0.0, {}
         if config.sampling.cache != 0 and not host.holds_all:
             kept = budget.cached_share
-            scores = self._scores(own, share, self.fanouts)
-            cached = choose_for_host(scores, bounds, host, kept)
+            cached = choose_for_host(self._scores(own, share), bounds, host, kept)
         ring = config.sampling.prefetch + 3  # queued, being built, being trained on
         store = make_store(
             config,
@@ -429,9 +404,7 @@ class PartitionPlane:
         )
         self._store = path.store(
             store,
-            lambda part: choose_near(
-                self._scores(own, share, self.fanouts), bounds, host.ranks, cached, part
-            ),
+            lambda part: choose_near(self._scores(own, share), bounds, host.ranks, cached, part),
         )
         return BatchMaker(
             seeds=seeds,
@@ -448,10 +421,9 @@ class PartitionPlane:
             identity=self.identity + self.job.digests,
         )
 
-    def _scores(
-        self, own: Mapping[str, np.ndarray], share: int, fanouts: Sequence[Fanout]
-    ) -> Scores:
-        return inclusion(self.shard, own, share, fanouts, replace=self.config.sampling.replace)
+    def _scores(self, own: Mapping[str, np.ndarray], share: int) -> Scores:
+        replace = self.config.sampling.replace
+        return inclusion(self.shard, own, share, self.fanouts, replace=replace)
 
     @cached_property
     def identity(self) -> str:

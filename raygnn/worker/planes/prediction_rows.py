@@ -1,8 +1,8 @@
 """Requested ids, and rows of predictions, as Parquet in chunks.
 
 Columns: ``node``, ``edge``, ``graph`` or ``row``, the original id, int64; for rows of a training
-table also ``node`` and ``time``; for edges also ``source``,
-``target``, ``relation`` and ``time``, if they have any; ``prediction``, ``split``, ``label``.
+table also ``node`` and ``time``; for edges also ``source``, ``target``, ``relation`` and ``time``,
+if they have any; ``prediction``, ``split``, ``label``.
 Classification adds ``probability`` and, if requested, ``scores``. Link prediction has ``score`` and
 ``split`` alone. Multi-label classification has ``probability_0`` and ``label_0``, and so on, in
 place of ``prediction`` and ``label``.
@@ -101,12 +101,12 @@ def relation_of(asked: str | None, array: str | None, words: Sequence[Any], coun
         return known.index(asked)
     if asked is None and count == 1:
         return 0
-    what, remedy = f"there is no relation {asked!r}", f"choose one of {', '.join(known[:20])}"
+    what, where = f"there is no relation {asked!r}", f"--relation {asked}"
+    remedy = f"choose one of {', '.join(known[:20])}"
     if array is None:
         what, remedy = "the edges have no relations", "leave --relation out"
     elif asked is None:
-        what = "the edges have several relations"
-    where = "--relation" if asked is None else f"--relation {asked}"
+        what, where = "the edges have several relations", "--relation"
     raise InputError(what, where=where, remedy=remedy)
 
 
@@ -177,8 +177,8 @@ class Predictions:
         targets: classes int64 ``[n]``, below 0 if unknown; or numbers ``[n]`` or ``[n, K]``, NaN
             if unknown; None for links.
         splits: int8 ``[n]``, positions in `SPLITS`; -1 = in none.
-        beside: columns after the ids, int64 ``[n]``, nodes by their original ids; None = it is
-            left out.
+        beside: columns after the ids, int64 ``[n]``, nodes by their original ids; None = the
+            column is omitted.
     """
 
     ids: np.ndarray
@@ -325,30 +325,23 @@ class Format:
             for name, values in {self.key: found.ids, **found.beside}.items()
             if values is not None
         }
+        split = {"split": _splits(found.splits)}
         if found.targets is None:
-            columns["score"] = _numbers(found.outputs)
-            columns["split"] = _splits(found.splits)
-            return pa.table(columns)
-        shown = self.columns(found.outputs)
-        splits, targets = _splits(found.splits), found.targets
+            return pa.table({**columns, "score": _numbers(found.outputs), **split})
+        shown, targets = self.columns(found.outputs), found.targets
         if self.classifies:
-            scores = {name: shown.pop(name) for name in ("scores",) if name in shown}
-            labels = targets.numpy()
-            label = pa.array(labels, pa.int64(), mask=labels < 0)
-            return pa.table({**columns, **shown, "split": splits, "label": label, **scores})
-        if self.labels:
-            columns["split"] = splits
-            rows = zip(shown.items(), targets.reshape(found.outputs.shape).T)
-            for k, ((name, chances), truth) in enumerate(rows):
-                label = truth.numpy()
-                columns[name] = chances
-                columns[f"label_{k}"] = pa.array(label, pa.int64(), mask=label < 0)
-            return pa.table(columns)
+            scores = {"scores": shown.pop("scores")} if self.scores else {}
+            return pa.table({**columns, **shown, **split, "label": _classes(targets), **scores})
         targets = targets.reshape(found.outputs.shape)
-        unknown = pa.array(targets.isnan().any(1).numpy())
+        if self.labels:
+            columns |= split
+            for k, (name, chances) in enumerate(shown.items()):
+                columns |= {name: chances, f"label_{k}": _classes(targets[:, k])}
+            return pa.table(columns)
         labels = _values(targets)
+        unknown = pa.array(targets.isnan().any(1).numpy())
         label = pc.if_else(unknown, pa.scalar(None, labels.type), labels)
-        return pa.table({**columns, **shown, "split": splits, "label": label})
+        return pa.table({**columns, **shown, **split, "label": label})
 
     def columns(self, outputs: Tensor) -> dict[str, pa.Array]:
         """Return the columns of outputs ``[n, K]``: see the module."""
@@ -359,8 +352,7 @@ class Format:
             return {f"probability_{k}": _numbers(some) for k, some in enumerate(chances)}
         if not self.classifies:
             return {"prediction": _values(outputs)}
-        shares = outputs.softmax(1)
-        best = outputs.argmax(1)
+        shares, best = outputs.softmax(1), outputs.argmax(1)
         columns = {
             "prediction": pa.array(best.numpy(), pa.int64()),
             "probability": _numbers(shares.gather(1, best.unsqueeze(1)).flatten()),
@@ -381,6 +373,10 @@ def write_rows(path: Path, tables: Iterable[pa.Table]) -> int:
             writer.write_table(table)
             rows += table.num_rows
     return rows
+
+
+def _classes(targets: Tensor) -> pa.Array:
+    return pa.array(targets.numpy(), pa.int64(), mask=(targets < 0).numpy())
 
 
 def _numbers(values: Tensor) -> pa.Array:

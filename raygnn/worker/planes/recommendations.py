@@ -18,6 +18,7 @@ from raygnn.tasks.top import Search
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.multitask_plane import MultitaskPlane
+from raygnn.worker.planes.partition_plane import union
 from raygnn.worker.planes.prediction_rows import (
     Recommended,
     check_array,
@@ -34,9 +35,9 @@ class Recommender:
     A node is no candidate for itself.
 
     Args:
-        plane: of the task, or of several, of which the request names one.
-        sources: positions int64 ``[n]`` of this rank's sources, whose rows are computed with those
-            of the candidates.
+        plane: plane of the task, or of several tasks, one of them named by the request.
+        sources: positions int64 ``[n]`` of this rank's sources, whose rows are computed with the
+            candidates' rows.
 
     Raises:
         InputError: a candidate or the relation does not exist.
@@ -54,9 +55,10 @@ class Recommender:
         self.relation = relation_of(lists.relation, plane.target.relation, words, plane.relations)
         self._weights, first = request.weights.path, shard.first(target)
         among = _candidates(plane, lists.candidates, target)
-        nodes = {} if sources is None else {plane.etype[0]: shard.first(plane.etype[0]) + sources}
-        nodes[target] = np.union1d(nodes.get(target, among[:0]), among + first)
-        self.rows = plane.inference.represent(task.model.encoder, nodes)
+        source, nodes = plane.etype[0], [{target: among + first}]
+        if sources is not None:
+            nodes.insert(0, {source: shard.first(source) + sources})
+        self.rows = plane.inference.represent(task.model.encoder, union(nodes))
         self._names = shard.original[target][among]
         self.search = Search(
             plane.control,
@@ -90,7 +92,7 @@ class Recommender:
 
 
 def one_task(plane: Any, task: TaskModule, request: Request) -> tuple[Any, TaskModule]:
-    """Return the plane and the module of the request's task, of those of several."""
+    """Return the plane and the module of the request's task, which may be one of several."""
     if isinstance(plane, MultitaskPlane):
         assert isinstance(task, MultitaskTask)
         return plane.planes[request.task], task.of(request.task)

@@ -51,7 +51,7 @@ class Clock:
 
     def asked(self, name: Literal["at", "since"]) -> int | None:
         """Return a time of the request in the data's units; None if it has none. Raises DataError
-        if it is a date, but times are not points in time; or in another unit."""
+        if it is a date, but times are no points in time, or if its unit differs."""
         value = None if self.job.request is None else getattr(self.job.request, name)
         return None if value is None else self.moment(value, f"--{name} {value}")
 
@@ -66,7 +66,7 @@ class Clock:
     @cached_property
     def timing(self) -> Timing | None:
         """Options of temporal sampling; None if edges have no times."""
-        time = self.job.config.sampling.time
+        time, model = self.job.config.sampling.time, self.job.config.model
         if time is None:
             return None
         window = time.window
@@ -75,7 +75,7 @@ class Clock:
         tables = [one.table for one in self.job.config.by_task.values()]
         if window is not None and any(tables) and not time.strict:
             window += 1  # rows of training tables see edges before the time after their own
-        return Timing(self.latest, window, ages=bool(self.job.config.model.ages))
+        return Timing(self.latest, window, ages=bool(model.ages))
 
     @property
     def latest(self) -> bool:
@@ -170,7 +170,7 @@ def times_of(values: Any, kind: str, name: str) -> np.ndarray:
 def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
     """Set the masks of nodes that are split by time. Collective.
 
-    Shares of nodes take 8 bytes per node with a target on every rank meanwhile.
+    For shares, every rank temporarily stores 8 bytes per node with a target.
     """
     for one in [job.for_task(name) for name in job.goals] or [job]:
         name, ntype, task = one.config.split_time, one.ntype, one.config.task
@@ -182,25 +182,24 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
         labels = arrays.get(task.target)
         if labels is not None and task.several_labels:
             labels = as_labels(labels, f"array {task.target!r}")
-        given, times_of_seeds = (task.split.val, task.split.test), times
-        if any(isinstance(share, float) for share in given):
-            if labels is not None:
-                times_of_seeds = times[known(labels).numpy()]
-            everyones = exchange.gather_rows(torch.from_numpy(times_of_seeds)).numpy()
-        else:  # a sample shows the unit for dates
-            everyones = exchange.gather_rows(torch.from_numpy(np.array(sample(times)))).numpy()
-        codes = codes_since(times, since(everyones, *given))
+        given, own = (task.split.val, task.split.test), times
+        if not any(isinstance(share, float) for share in given):
+            own = np.array(sample(times))  # which shows the unit for dates
+        elif labels is not None:
+            own = times[known(labels).numpy()]
+        gathered = exchange.gather_rows(torch.from_numpy(own)).numpy()
+        codes = codes_since(times, since(gathered, *given))
         for code, split in enumerate(SPLITS):
             arrays[f"{split}_mask"] = torch.from_numpy(codes == code)
 
 
 class EdgeHistory:
-    """Edges of one type and their times, those of all ranks. The constructor is collective.
+    """Edges of one type and their times, of all ranks. The constructor is collective.
 
     Every rank stores up to 64 bytes for each edge, and temporarily twice as many.
 
     Args:
-        edges: the owned ones.
+        edges: owned edges.
         time, relation: names of their arrays; None = no relations.
         relations: number of relations, at least 1.
 
@@ -241,7 +240,7 @@ class EdgeHistory:
     def features(
         self, src: np.ndarray, dst: np.ndarray, kind: np.ndarray, when: np.ndarray
     ) -> Tensor:
-        """Describe what was *before* a time between two nodes, and at each: float32 ``[…, 8]``.
+        """Describe the edges between two nodes, and at each, *before* a time: float32 ``[…, 8]``.
 
         Logarithms of 1 + the number of edges and 1 + the time since the last of them, 0 without
         any: of the pair with this relation, of the source and of the target. First, whether there
@@ -272,10 +271,9 @@ class _TimedKeys:
         """Return the number of a key's events before a time, and the time of the last of them, or
         that time without any: int64 ``[…]``."""
         place = np.searchsorted(self._keys, keys)
-        low = np.searchsorted(self._codes, place * self._size)
-        high = np.searchsorted(
-            self._codes, place * self._size + np.searchsorted(self._times, times)
-        )
+        first = place * self._size
+        low = np.searchsorted(self._codes, first)
+        high = np.searchsorted(self._codes, first + np.searchsorted(self._times, times))
         there = self._keys.take(place, mode="clip") == keys
         count = np.where(there, high - low, 0)
         last = self._times.take(self._codes.take(high - 1, mode="clip") % self._size, mode="clip")

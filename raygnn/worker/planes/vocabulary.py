@@ -25,7 +25,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job, Sizes
 
 DEFAULT = "relation"
-# names of two classes of which the second is the positive one
+# names of two classes; the second one is the positive class
 _PLAIN_CLASSES = {("0", "1"), ("no", "yes"), ("false", "true"), ("n", "y"), ("f", "t")}
 _AGAIN = (
     "rebuild the partition with graph.vocabulary, the run's checkpoints/selected.json, or name the "
@@ -74,7 +74,7 @@ def count_numbers(
     """Return the number of relations or categories, at least 1. Collective.
 
     Args:
-        own: those of this rank's edges.
+        own: numbers of this rank's edges.
         key: config key that names the array.
 
     Raises:
