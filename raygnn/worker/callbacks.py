@@ -203,8 +203,7 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _wide(value: Tensor) -> Tensor:
-    half = value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if half else value
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 class Phases(pl.Callback):

@@ -175,13 +175,13 @@ class Rank(RankSetup):
         return digest
 
     def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
-        ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
-        reduction = self.reduction
+        ranks, reduction, embeddings = self.ranks, self.reduction, task.embeddings
+        rows, hits = plane.traffic
 
         def over_ranks(**own: int) -> dict[str, Any]:
             return dict(zip(own, self.control.sum(torch.tensor(list(own.values()))).tolist()))
 
-        remote = over_ranks(rows=traffic.rows, cache_hits=traffic.hits, bytes=ranks.fetched_bytes)
+        remote = over_ranks(rows=rows, cache_hits=hits, bytes=ranks.fetched_bytes)
         rows, learned = remote["rows"], None
         if embeddings is not None:
             counts = {"rows": embeddings.read, "remote": embeddings.remote}

@@ -18,7 +18,6 @@ from torch import nn
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Adjacency, Batch, Block, GraphBatch, Part
 from raygnn.worker.comm import fingerprint
-from raygnn.worker.comm.fingerprint import Sections
 
 EDGE = ("user", "buys", "item")
 
@@ -43,7 +42,7 @@ def make_batch(rows: int = 3, dtype: torch.dtype = torch.float32, **changes: Any
     return Batch(**{**values, **changes})
 
 
-def explain(ranks: list[Sections]) -> GuardError:
+def explain(ranks: list[fingerprint.Sections]) -> GuardError:
     """Return the error that `compare` raises once hashes differ, with the exchange simulated."""
     return fingerprint.disagreement(list(map(fingerprint.excerpt, ranks)), ["here"] * len(ranks))
 
@@ -201,7 +200,7 @@ def test_numerics_are_those_of_the_place() -> None:
 # comparison
 
 
-def entry_sections(words: dict[str, str]) -> Sections:
+def entry_sections(words: dict[str, str]) -> fingerprint.Sections:
     return {"parameters": {f"parameter {k}": f'{{"dtype": "{v}"}}' for k, v in words.items()}}
 
 

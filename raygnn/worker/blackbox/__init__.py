@@ -223,14 +223,13 @@ class Recorder:
             for thread in threading.enumerate()
             if thread.name == PREFETCH_THREAD and thread.ident is not None
         }
-        rss, used, limit = memory_usage()
         box: dict[str, Any] = {
             **{name: getattr(self._start, name) for name in ("rank", "attempt", "world", "host")},
             "time": time.time(),
             "reason": reason,
             "training": self._places[TRAINING].__dict__,
             "prefetch": self._places[PREFETCH].__dict__,
-            "memory": {"rss": rss, "used": used, "limit": limit},
+            "memory": dict(zip(("rss", "used", "limit"), memory_usage())),
             "oom_kills": oom_kills() - self._oom_kills,
             "batch": self._described(),
             "collectives": flight.collectives(self._own),

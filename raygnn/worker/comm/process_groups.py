@@ -85,8 +85,8 @@ class Ranks:
     @property
     def sent_bytes(self) -> int:
         """`fetched_bytes` and the bytes of embedding rows and their gradients."""
-        learned = self.__dict__.get("step")
-        return self.fetched_bytes + (learned.sent_bytes if learned else 0)
+        step = self.__dict__.get("step")
+        return self.fetched_bytes + (step.sent_bytes if step else 0)
 
     @property
     def first(self) -> bool:

@@ -114,8 +114,7 @@ class DevicePath:
             message = f"{wanted} is not available: {why}"
             raise ConfigError(message, where=f"sampling.{key}", remedy="set it to auto or cpu")
         here = "cpu" if why else kinds[0]
-        order = [*_KINDS]
-        agreed = order[self._ranks.control.max(order.index(here))]
+        agreed = _KINDS[self._ranks.control.max(_KINDS.index(here))]
         log.info("sampling.%s: %s%s", key, agreed, f" ({why})" if why else "")
         return agreed
 

@@ -368,19 +368,17 @@ class EdgePlane(PartitionPlane):
 
         source, end = self._ntypes.values()
         sources = self._of_sources(own, lambda ids: torch.from_numpy(original(source, ids)))
+        splits = np.full(len(edges.src), NO_SPLIT, np.int8)
+        splits = splits if self._unsplit else edges.column(SPLIT)
         size = chunk_rows(outputs.shape[1])
         for start in range(0, len(own), size):
             some = own[start : start + size]
-            targets = None
-            if not self.config.task.of_links:
-                targets = self.labels[torch.from_numpy(some)]
+            links = self.config.task.of_links
             yield Predictions(
                 ids=edges.column(NUMBER)[some],
                 outputs=outputs[start : start + size],
-                targets=targets,
-                splits=np.full(len(some), NO_SPLIT, np.int8)
-                if self._unsplit
-                else edges.column(SPLIT)[some],
+                targets=None if links else self.labels[torch.from_numpy(some)],
+                splits=splits[some],
                 beside={
                     "source": sources[start : start + size].numpy(),
                     "target": original(end, edges.dst[some]),

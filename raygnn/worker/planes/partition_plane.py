@@ -34,7 +34,7 @@ from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.model_inputs import MemoryBudget, make_embeddings, make_store, read_inputs
-from raygnn.worker.planes.plane import Plane, Traffic, category_sizes, seed_plan
+from raygnn.worker.planes.plane import Plane, category_sizes, seed_plan
 from raygnn.worker.planes.prediction_rows import Embedded, embedded_nodes, pick_ntype
 from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
 from raygnn.worker.planes.vocabulary import (
@@ -118,9 +118,9 @@ class PartitionPlane(Plane):
         return task
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> tuple[int, int]:
         store = self._store
-        return Traffic() if store is None else Traffic(store.remote, store.hits)
+        return (0, 0) if store is None else (store.remote, store.hits)
 
     @cached_property
     def _embeddings(self) -> Embeddings | None:

@@ -29,15 +29,6 @@ from raygnn.worker.planes.vocabulary import positive_class, positive_word
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Feature rows of a rank's batches. ``rows``: number of feature rows of other hosts; ``hits``:
-    how many of them were cached."""
-
-    rows: int = 0
-    hits: int = 0
-
-
 Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one
 
 
@@ -123,9 +114,10 @@ class Plane:
         raise NotImplementedError
 
     @property
-    def traffic(self) -> Traffic:
-        """Traffic of this rank since `batches`."""
-        return Traffic()
+    def traffic(self) -> tuple[int, int]:
+        """Number of other hosts' feature rows in this rank's batches, and the cached ones among
+        them."""
+        return 0, 0
 
 
 def category_sizes(
