@@ -56,7 +56,7 @@ LINES_TODAY = {
     "preflight": 2_705,
     "storage": 774,
     "checkpoint": 1_847,
-    "worker": 8_456,
+    "worker": 8_344,
     "driver": 4_044,
     "prediction": 1_348,
     "search": 1_038,
@@ -64,8 +64,8 @@ LINES_TODAY = {
     "runs": 4_413,
     "jobs": 1_198,
     "cli": 818,
-    "package": 60_993,
-    "tests": 60_489,
+    "package": 60_881,
+    "tests": 60_493,
 }
 MODULES, MODULES_TODAY = 189, 238
 FOLDER_MODULES = 14
