@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -112,16 +111,13 @@ class RayCluster:
         self._error: BaseException | None = None
         self._knock: Knock | None = None
         self._directory: str | None = None  # for an embedded Ray's sockets and logs
-        # cleans up if this process is killed
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._cleanup = contextlib.ExitStack()  # shuts Ray down if it is this job's
         self._core: Children | Endpoints | None = None
         self._death: str | None = None
         self._death_lock = threading.Lock()
-        self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
         self._caller = threading.get_ident()
         self._up = False  # True once Ray runs, possibly not ready yet
-        self.ours = False  # True if the job shuts it down, or disconnects
 
     def __enter__(self) -> RayCluster:
         return self
@@ -190,73 +186,47 @@ class RayCluster:
                 break
             with taken():
                 self._ended.wait(1)
-        directory = self._directory  # the thread may reset it meanwhile
-        if directory is not None and not self._ready.is_set():
-            self._abandon(directory)
-
-    def _abandon(self, directory: str) -> None:
-        """Kill an embedded Ray that is still starting, which could take half a minute more."""
-        self._tell("ending the Ray that was just starting")
-        deadline = time.monotonic() + _LEAVE
-        with taken():
-            _kill_whole(directory)
-            while not self._ended.wait(0.1) and time.monotonic() < deadline:
-                _kill_whole(directory)  # processes started since
-            _remove(directory)
+        if self._directory is not None and not self._ready.is_set():
+            # an embedded Ray that is still starting could take half a minute more
+            self._tell("terminating the Ray that is just starting")
+            deadline = time.monotonic() + _LEAVE
+            with taken():
+                _kill_whole(self._directory)
+                while not self._ended.wait(0.1) and time.monotonic() < deadline:
+                    _kill_whole(self._directory)  # processes started since
+                _remove(self._directory)
 
     def _run(self) -> None:
-        try:
-            self._live()
-        finally:
-            with _CLAIMS:
-                if RayCluster._owner is self:
-                    RayCluster._owner = None
-            self._ended.set()
-
-    def _live(self) -> None:
         # The thread lives until the end, since Ray's processes are killed when the thread that
         # started them ends (PR_SET_PDEATHSIG).
         before = None
         try:
-            self._claim()
-            before = dict(os.environ)
             try:
-                self._start()
-            except Exception as error:
-                if not self.local or self._done.is_set() or isinstance(error, RaygnnError):
-                    raise
-                # on a loaded machine Ray's processes miss Ray's deadlines
-                self._tell(f"Ray did not start ({type(error).__name__}): once more")
-                self._end()
-                self._start()
-        except BaseException as error:
-            self._error = error
-        self._ready.set()
-        self._done.wait()
-        try:
-            self._end()
+                self._claim()
+                before = dict(os.environ)
+                try:
+                    self._start()
+                except Exception as error:
+                    if not self.local or self._done.is_set() or isinstance(error, RaygnnError):
+                        raise
+                    # on a loaded machine Ray's processes miss Ray's deadlines
+                    self._tell(f"Ray did not start ({type(error).__name__}): once more")
+                    self._cleanup.close()
+                    self._start()
+            except BaseException as error:
+                self._error = error
+            self._ready.set()
+            self._done.wait()
+            self._cleanup.close()
         finally:
             # variables set for this Ray, or by it, are not meant for the next one
             for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
                     os.environ.pop(name, None)
-
-    def _end(self) -> None:
-        """End Ray if it is ours, the directory of an embedded one and its reaper."""
-        try:
-            if self.ours:
-                self._shut_down()
-        finally:
-            self._unpatch()
-            self._remove_directory()
-
-    def _remove_directory(self) -> None:
-        if self._directory is not None:
-            _remove(self._directory)
-        if self._reaper is not None:
-            self._reaper.kill()
-            self._reaper.wait()
-        self._directory = self._reaper = None
+            with _CLAIMS:
+                if RayCluster._owner is self:
+                    RayCluster._owner = None
+            self._ended.set()
 
     def _keep_logs(self) -> Path | None:
         """Copy an embedded Ray's logs into the run directory, or else a temporary one."""
@@ -323,7 +293,6 @@ class RayCluster:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
 
         if RayCluster._owner is self:
-            self.ours = True
             compat.forget_token()  # of an earlier Ray
             self._init()
         self._up = True
@@ -340,13 +309,19 @@ class RayCluster:
             "logging_level": logging.INFO if self._verbose else logging.CRITICAL,
             "configure_logging": self._verbose,
         }
-        self._unpatch = compat.quiet_ray(mute=not self._verbose)
-        if not self.local:
+        if self.local:
+            self._directory = tempfile.mkdtemp(
+                prefix="raygnn-"
+            )  # short: socket paths begin with it
+            program = self._cleanup.enter_context(reaper.start(self._directory))
+            self._cleanup.callback(program.kill)
+            self._cleanup.callback(_remove, self._directory)
+        self._cleanup.callback(compat.quiet_ray(mute=not self._verbose))
+        self._cleanup.callback(self._shut_down)
+        if self._directory is None:
             with _our_sigterm():
                 ray.init(address=self._address, **common)
             return
-        self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
-        self._reaper = reaper.start(self._directory)
         with _our_sigterm(), compat.own_session(logs=self._verbose):
             ray.init(
                 address="local",
@@ -395,7 +370,7 @@ def _our_sigterm() -> Iterator[Callable[[], object]]:
 
 
 def _remove(directory: str) -> None:
-    """Remove the directory, while a process of Ray may still write its last line there."""
+    """Remove the directory; a process of Ray may still be writing its last line there."""
     for _ in range(10):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.exists(directory):
@@ -437,8 +412,8 @@ def _kill_whole(directory: str) -> None:
 
 
 def see_off(processes: list[psutil.Process]) -> None:
-    """Kill processes that remain some seconds after Ray has ended: sometimes an actor misses that
-    its node is gone, and would sleep forever."""
+    """Kill processes that remain some seconds after Ray has ended: an actor can miss that its node
+    is gone, and would sleep forever."""
     _, left = psutil.wait_procs(processes, timeout=_LEAVE)
     _kill(left)
 
@@ -497,7 +472,7 @@ class Endpoints:
         for (role, host, port), since in self._silent.items():
             silent = time.monotonic() - since
             if silent >= self._limits[role, host, port]:
-                return f"{role} at {host}:{port} has taken no connection for {silent:.0f} s"
+                return f"{role} at {host}:{port} has accepted no connection for {silent:.0f} s"
         return None
 
     def ask(self) -> bool:

@@ -374,7 +374,7 @@ def test_a_stop_while_ray_comes_up(make_job: JobFactory, monkeypatch: pytest.Mon
     came, asked = threading.Event(), []
 
     def start() -> None:
-        cluster.ours = True
+        cluster._cleanup.callback(cluster._shut_down)
         came.wait(60)
 
     def ask(*_: object) -> None:
@@ -405,7 +405,7 @@ def test_a_thread_that_a_stop_kept_from_starting(monkeypatch: pytest.MonkeyPatch
     cluster = RayCluster(raygnn.load_config(job(Path(), cluster={"workers": 1})))
 
     def start() -> None:
-        cluster.ours = True
+        cluster._cleanup.callback(cluster._shut_down)
         os.environ["RAY_OF_THIS_JOB"] = "1"
 
     def stopped() -> None:

@@ -193,7 +193,7 @@ def test_the_gcs_of_a_cluster_dies(on_a_cluster: Callable[..., Any], tmp_path: P
     gcs.kill()
     code, out, err = command.finish()
     assert code == 4, out + err
-    assert err.startswith(f"error: the head node's GCS at {address} has taken no connection")
+    assert err.startswith(f"error: the head node's GCS at {address} has accepted no connection")
     assert "--resume" in err
     assert Run(tmp_path / "runs" / "test").summary["status"] == "failed"
     assert command.left_behind() == []
@@ -280,7 +280,7 @@ def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     raylet.close()
     assert (after(5), after(9)) == (None, None)
     host, port = raylet.address
-    assert after(2) == f"this node's raylet at {host}:{port} has taken no connection for 11 s"
+    assert after(2) == f"this node's raylet at {host}:{port} has accepted no connection for 11 s"
     raylet.open()
     gcs.close()
     assert (after(5), after(15), after(4)) == (None, None, None)
