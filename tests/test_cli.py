@@ -652,7 +652,7 @@ def test_partition(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "halo" in first.stdout
     assert "training nodes" in first.stdout
-    assert "there already" not in first.stdout
+    assert "exists already" not in first.stdout
     again = subprocess.run(
         [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -48,8 +48,8 @@ def request_of(
     goals: Mapping[str, TaskTarget],
     lists: Mapping[str, Mapping[str, Any]],
 ) -> DryRunRequest | None:
-    """Return the request of a dry run; None if no user code takes part in steps, or if the job
-    lacks something that other findings report. ``lists``: see `Job`."""
+    """Return the request of a dry run; None if no user code takes part in steps, or if a target is
+    missing, which other findings report. ``lists``: see `Job`."""
     ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
     if not config.own_steps or not config.trains or not ready:
         return None
@@ -184,10 +184,10 @@ def _death(code: int, directory: Path, config: Config) -> Finding:
         with contextlib.suppress(ValueError):
             how = f"by {signal.Signals(-code).name}"
     printed = (directory / "output").read_bytes()[-_OUTPUT:].decode(errors="replace").strip()
-    said = f"; it printed last: {printed}" if printed else ""
-    # the kernel sends SIGKILL when memory runs out, which says nothing about the model
+    last = f"; it printed last: {printed}" if printed else ""
+    # the kernel sends SIGKILL when memory runs out, which need not be the model's fault
     unsure = code == -signal.SIGKILL or config.cluster.gpus_per_worker > 0
     return (warn if unsure else error)(
-        f"{' with '.join(config.own_steps)} ended its process {how} on a batch{said}",
-        "see what of it ends the process: os._exit, a native library, its use of memory",
+        f"the process of {' with '.join(config.own_steps)} ended {how} on a batch{last}",
+        "find out what ended the process: os._exit, a native library, or its use of memory",
     )

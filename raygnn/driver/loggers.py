@@ -88,7 +88,7 @@ class Loggers:
                 )
                 self._wait(_LAST - _QUICK)
         if missing := [thread.logger for thread in self._threads if not thread.done]:
-            self._tell(f"{' and '.join(missing)} did not get all records; {METRICS} has them")
+            self._tell(f"{' and '.join(missing)} did not receive all records; {METRICS} has them")
         self._events.close()
 
     def start(self, step: int) -> None:
@@ -125,7 +125,7 @@ class LoggerThread(threading.Thread):
     def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
         super().__init__(name=LOGGER_THREAD + backend.name, daemon=True)
         self.logger = backend.name
-        self.done = False  # True if the logger got all records and has ended
+        self.done = False  # True if the logger received all records and is closed
         self._backend = backend
         self._tell = tell
         self._tail = MetricsTail(run / METRICS)
@@ -171,14 +171,16 @@ class LoggerThread(threading.Thread):
         except Exception as error:
             if not self._failing:
                 reason = " ".join(without_users(f"{type(error).__name__}: {error}").split())
-                self._tell(f"{self.logger} gets no records: {reason[:_SHOWN]}; training continues")
+                self._tell(
+                    f"{self.logger} receives no records: {reason[:_SHOWN]}; training continues"
+                )
             self._failing = True
             self._reopen |= not self._backend.remote  # a file may have half a record
             return False
         finally:
             self._since = None
         if self._failing or self._silent:
-            self._tell(f"{self.logger} gets records again")
+            self._tell(f"{self.logger} receives records again")
         self._failing = self._silent = False
         return True
 

@@ -23,16 +23,15 @@ from raygnn.graph.texts import needs_model
 from raygnn.preflight import machine
 from raygnn.runs.display import Display
 
-_LOOK = 2.0  # seconds between checks that Ray still runs
+_POLL = 2.0  # seconds between checks that Ray still runs
 _RETRIES = 3  # of a task whose process or node has died
 _DEATHS = ("WorkerCrashedError", "OutOfMemoryError", "NodeDiedError", "LocalRayletDiedError")
 SHARE = 0.7  # of the available memory, for partitioning in memory with engine: auto
 
 
 def is_out_of_core(config: Config) -> bool:
-    """Return True to build the partition out of core: as configured, or with ``auto`` if the graph
-    is tables or archives that do not fit into a share of this machine's memory, or a model encodes
-    text of it."""
+    """Return True to build the partition out of core: as configured, or with ``auto`` if tables or
+    archives do not fit into a share of this machine's memory, or if a model encodes text."""
     if (engine := config.partition.engine) != "auto":
         return engine == "ray"
     if needs_model(config.graph):
@@ -52,15 +51,15 @@ def make_out_of_core(
 ) -> PartitionMeta | None:
     """Build the partition on Ray, as a stage; by ``stream`` in place of METIS, which needs the
     complete graph in memory. With ``only_check`` only check that it would fit, and return None if
-    there is none. Raises InputError if the graph is bad or cannot be written, PreflightError if
-    memory or disk are too small, or there is no Ray."""
+    it does not exist. Raises InputError if the graph is invalid or cannot be written,
+    PreflightError if memory or disk are too small, or Ray does not start."""
     if missing.method == "metis":
         partition = config.partition.model_copy(update={"method": "stream"})
         config = config.model_copy(update={"partition": partition})
         found = find_partition(config, missing.parts)
         if isinstance(found, PartitionMeta):
             return found
-        show.note("METIS holds the whole graph in memory; partition.method: stream does not")
+        show.note("METIS needs the complete graph in memory, so partition.method is stream here")
         missing = found
     tasks = config.cluster.num_cpus or machine.cpus() if cluster.local else 1
     assert config.graph is not None
@@ -74,10 +73,10 @@ def make_out_of_core(
         )
     if config.store is not None and not cluster.local:
         raise PreflightError(
-            "out of core the nodes of a cluster make a partition in a directory that all see, and "
-            "storage is none",
+            "the nodes of a cluster partition a graph out of core in a directory that all of them "
+            "see, and storage is an object store",
             where=str(missing.place),
-            remedy="make it on one machine, which brings it there: raygnn partition CONFIG "
+            remedy="build the partition on one machine, which uploads it: raygnn partition CONFIG "
             "--set cluster.address=local",
         )
     if only_check:
@@ -95,8 +94,8 @@ def make_out_of_core(
         except BaseException:
             if (stages := missing.stages).exists():
                 show.note(
-                    f"what was done so far is kept in {stages}, and the next attempt resumes "
-                    "from it; delete it if there will be none, or if the input or partition changes"
+                    f"completed stages are kept in {stages}, and the next attempt resumes from "
+                    "them; delete that directory if there will be none, or if the input changes"
                 )
             raise
         return missing.upload(made, tell)
@@ -113,7 +112,7 @@ def _check(config: Config, missing: Missing, expected: Needs) -> None:
             f"{size(free)} are free there [disk_space]",
             where=str(place),
             remedy="free space, or set storage or partition.path to a larger disk; "
-            "cluster.allow: [disk_space] tries it all the same",
+            "cluster.allow: [disk_space] tries it anyway",
         )
 
 
@@ -130,8 +129,8 @@ class RayTasks:
         gpus: float | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield ``(number of the task, its result)`` as tasks finish. With ``gpus``, tasks run in
-        actors that stay, and have so many GPUs. Raises the error of the first failed task, by
-        number; DataError if its process died again and again; PreflightError without Ray."""
+        long-lived actors with this number of GPUs each. Raises the error of the failed task with
+        the lowest number; DataError if its process died repeatedly; PreflightError without Ray."""
         self._cluster.wait()
         if gpus is not None:
             yield from self._in_actors(function, tasks, gpus)
@@ -150,7 +149,7 @@ class RayTasks:
                 while waiting and not failed and len(running) < most:
                     number, task = waiting.pop()
                     running[run.remote(*task)] = number
-                done, _ = ray.wait(list(running), timeout=_LOOK)
+                done, _ = ray.wait(list(running), timeout=_POLL)
                 self._check_ray()
                 for reference in done:
                     number = running.pop(reference)
@@ -218,12 +217,12 @@ class RayTasks:
         """Wait for an item. Raises PreflightError if Ray dies."""
         while True:
             with suppress(Empty):
-                return results.get(timeout=_LOOK)
+                return results.get(timeout=_POLL)
             self._check_ray()
 
     def _check_ray(self) -> None:
         if (death := self._cluster.death()) is not None:
-            raise PreflightError(death, remedy="start again: what is done is kept")
+            raise PreflightError(death, remedy="start again: completed stages are kept")
 
 
 class _Actor:
@@ -242,8 +241,8 @@ def _ours(error: BaseException) -> BaseException:
         return cause
     if isinstance(error, Exception) and type(error).__name__ in _DEATHS:
         return DataError(
-            f"a process that partitions the graph was ended: {' '.join(str(error).split())[:300]}",
-            remedy="look for a lack of memory on its node; lower cluster.num_cpus or give the "
-            "nodes more; a new attempt resumes from what is done",
+            f"a process that partitions the graph died: {' '.join(str(error).split())[:300]}",
+            remedy="check whether its node ran out of memory; lower cluster.num_cpus or use nodes "
+            "with more memory; a new attempt resumes from the completed stages",
         )
     return error

@@ -339,7 +339,7 @@ class RayCluster:
         if self.local:
             logs = self._keep_logs()
             message = f"Ray did not start: {type(error).__name__}: {error}"
-            remedy = f"run again with -v{f', and look into {logs}' if logs else ''}"
+            remedy = f"run again with -v{f', and read the logs in {logs}' if logs else ''}"
             return PreflightError(message, remedy=remedy)
         return PreflightError(
             f"no connection to Ray: {type(error).__name__}: {error}",

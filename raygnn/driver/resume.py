@@ -34,21 +34,21 @@ class StartPoint:
 
     checkpoint: Checkpoint | None  # None = from the beginning
     global_batch: int  # seeds per batch, over all ranks
-    rejected: tuple[str, ...] = ()  # newer checkpoints, each with what is wrong
+    rejected: tuple[str, ...] = ()  # newer checkpoints, each with what is wrong with it
     resumed: bool = False  # True with ``--resume``
 
     def notes(self, workers: int, batch_size: int) -> Iterator[str]:
         for what in self.rejected:
-            yield f"resume: passed over {what}"
+            yield f"resume: skipped {what}"
         if not self.resumed:
             return
         if self.checkpoint is None:
-            yield "resume: there is no checkpoint yet, so this starts from the beginning"
+            yield "resume: there is no checkpoint yet, so the run starts from the beginning"
             return
         yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name})"
         if self.global_batch != workers * batch_size:
             yield (
-                f"resume: a batch stays {self.global_batch:,} seeds, as the run began: about "
+                f"resume: a batch still has {self.global_batch:,} seeds, about "
                 f"{-(-self.global_batch // workers):,} for each of {workers} workers"
             )
 
@@ -59,8 +59,8 @@ def find_start(
     """Find the checkpoint to resume from.
 
     The number of workers may differ from the checkpoint's: the global batch stays the same, and is
-    divided among them. Raises InputError if a key that must not change has changed, or no
-    checkpoint is usable of a run that wrote some, or that is done.
+    divided among them. Raises InputError if a key that must not change has changed, or if a run
+    that wrote checkpoints, or is done, has no usable one.
     """
     global_batch = config.sampling.batch_size * workers
     if not resume:
@@ -84,13 +84,13 @@ def find_start(
         raise InputError(
             f"the run began with another configuration: {'; '.join(changed)}",
             where=str(run.path),
-            remedy=f"go on with {' '.join(again) or 'what it began with'}, or start over with "
+            remedy=f"resume with {' '.join(again) or 'the original values'}, or start over with "
             "another name or --overwrite",
         )
     if found is None and rejected:
         raise checkpoint.unusable(run.checkpoints, rejected)
     if found is None and run.summary.get("status") == "done":
-        message = "this run is done, and has no checkpoint to go on from"
+        message = "this run is done, and has no checkpoint to resume from"
         remedy = "start over with --overwrite, or choose another name"
         raise InputError(message, where=str(run.path), remedy=remedy)
     return StartPoint(found, global_batch, tuple(rejected), resumed=True)
@@ -103,34 +103,34 @@ def initial_weights(config: Config, start: StartPoint | None = None) -> InitialW
     init = config.train.init
     if init is None or (start is not None and start.checkpoint is not None):
         return None
-    there = open_run(init.run, str(config.storage))
+    source = open_run(init.run, str(config.storage))
     where = config.where("train.init.run")
-    if there.path.resolve() == config.run_dir.resolve():
+    if source.path.resolve() == config.run_dir.resolve():
         remedy = "name another run, or give this job another name"
         raise ConfigError("a run cannot start from its own weights", where=where, remedy=remedy)
-    precision = there.config["precision"]
+    precision = source.config["precision"]
     if (used := PRECISIONS[precision]).weights != config.arithmetic.weights:
         raise ConfigError(
-            f"{there.shown} has {used.weights} weights (precision {precision}), and precision is "
+            f"{source.shown} has {used.weights} weights (precision {precision}), and precision is "
             f"{config.precision} here",
             where=where,
             remedy=f"set precision to {precision}, or name another run",
         )
-    found = weights.find(there.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
+    found = weights.find(source.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
     tables = {f"rows.{file.ntype}" for file in found.rows.files} if found.rows else set()
     init.check("exclude", [*weights.read(found), *sorted(tables)])
     wanted = [name for name in tables if not init.matches("exclude", name)]
     partition = None
     if wanted and config.model.embedding is not None:
-        if (place := trained_partition(there)) is None or is_vacant(any_path(place)):
+        if (place := trained_partition(source)) is None or is_vacant(any_path(place)):
             raise InputError(
-                f"the partition of {there.shown}, which has the ids of its embedding rows, is gone",
+                f"the partition of {source.shown}, with the ids of its embedding rows, is gone",
                 where=where,
                 remedy="restore it, or exclude the tables: train.init.exclude: ['rows.*']",
             )
         partition = any_path(place)
-    kept = None if there.replica is None else there.replica.place / CHECKPOINTS
-    return InitialWeights(there.shown, found, partition, kept)
+    kept = None if source.replica is None else source.replica.place / CHECKPOINTS
+    return InitialWeights(source.shown, found, partition, kept)
 
 
 def trained_partition(run: Run) -> str | None:
@@ -166,7 +166,7 @@ def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | No
     return newer or found, [f"{name} in {remote}: {why}" for name, why in rejected_there.items()]
 
 
-def can_go_on(run: RunDir) -> tuple[str, str]:
+def on_interrupt(run: RunDir) -> tuple[str, str]:
     """Return the message after Ctrl-C, and its remedy."""
     if not run.begun:
         return "interrupted before training began; nothing was written", "start it again"
@@ -176,8 +176,8 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
             there = RemoteCheckpoints(run.uri).names()
             newest = max([newest, *there])
     reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
-    what = f"interrupted; {run.shown} can go on from {reached}"
-    return what, "go on with --resume and the same --set, or start over with --overwrite"
+    what = f"interrupted; {run.shown} can resume from {reached}"
+    return what, "continue with --resume and the same --set, or start over with --overwrite"
 
 
 def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
@@ -185,22 +185,22 @@ def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
     the newest checkpoint is beyond the configured number of steps."""
     per_epoch = plan.steps_per_epoch(config)
     if per_epoch is None or not start.resumed:
-        return ""  # the ranks will see
+        return ""  # only the ranks will know
     steps = config.train.epochs * per_epoch
     if config.train.max_steps is not None:
         steps = min(steps, config.train.max_steps)
     done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
     if done and done >= steps:
         return (
-            f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
-            f"for {steps:,}; raise them to train on, or start over with --overwrite"
+            f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps allow "
+            f"{steps:,}; raise them to continue training, or start over with --overwrite"
         )
     if start.checkpoint is not None and start.checkpoint.step > steps:
         raise InputError(
-            f"the newest checkpoint is of step {start.checkpoint.step:,}, and train.epochs and "
-            f"train.max_steps ask for {steps:,}",
+            f"the newest checkpoint is at step {start.checkpoint.step:,}, and train.epochs and "
+            f"train.max_steps allow {steps:,} steps",
             where=str(start.checkpoint.state.parent),
-            remedy="repeat the --set options of the first start, or start over with --overwrite",
+            remedy="repeat the --set options of the first command, or start over with --overwrite",
         )
     return ""
 

@@ -1,7 +1,7 @@
 """Scaling and failure policies for Ray Train: the number of workers of each attempt, and restarts.
 
 Ray's policies start the requested number of workers, or as many as fitted some time ago, and then
-wait silently for nodes that do not come. Ours counts the free resources at that moment and fails
+wait silently for nodes that do not come. Ours counts the free resources at each attempt and fails
 the run if they are too few for too long. With ``cluster.workers: [min, max]`` a run also continues
 with fewer workers, and with more once they fit again.
 
@@ -44,9 +44,9 @@ _SAVING = 30.0  # seconds for the ranks to write the checkpoint from which more 
 
 
 class Failures(DefaultFailurePolicy):
-    """Fails the run without a restart if a rank marks its failure as deterministic, which it does
-    in its exception, too, since a full disk may keep it from recording that. ``stopped``: returns
-    True once the command has stopped the job; None = never."""
+    """Fails the run without a restart if a rank marks its failure as deterministic. The mark is in
+    the exception, since a full disk may prevent the rank's record. ``stopped``: returns True once
+    the command has stopped the job; None = never."""
 
     def __init__(self, failure_config: Any, stopped: Callable[[], bool] | None = None):
         super().__init__(failure_config)
@@ -88,8 +88,8 @@ class Scaling(FixedScalingPolicy):
         self._requested = 0.0  # when
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start as many workers as fit, or wait. Raises TrainingError if the fewest have not fitted
-        for too long, or the driver stops the job."""
+        """Start as many workers as fit, or wait. Raises TrainingError if the fewest do not fit for
+        longer than the patience, or the driver stops the job."""
         full: Any = super().make_decision_for_non_running_worker_group()
         self._more = 0
         self._withdraw()
@@ -147,7 +147,7 @@ class Scaling(FixedScalingPolicy):
         )
 
     def _count(self, snapshot: Snapshot) -> int:
-        """Return how many workers fit once the running ranks, if any, have given up theirs."""
+        """Return how many workers fit once running ranks, if any, have released their resources."""
         needs = compat.resources_of(self.scaling_config)
         wanted = {name: n for name, n in needs.items() if n}
         running = snapshot.workers if snapshot.starts > self._starts_seen else ()
@@ -158,11 +158,11 @@ class Scaling(FixedScalingPolicy):
             return 0
 
     def _saved(self, now: float, snapshot: Snapshot) -> bool:
-        """Request a checkpoint, and return True once it is written. Without one in time the ranks
-        continue as they are: more of them are not worth the steps that would be lost."""
+        """Request a checkpoint, and return True once it is written. If that takes too long, the
+        ranks continue unchanged, since a restart would lose steps."""
         if self._request is None:
             self._request, self._requested = SaveRequest(self._control), now
-            self._report(f"there are resources for {self._more} workers: first a checkpoint")
+            self._report(f"there are resources for {self._more} workers: saving a checkpoint first")
             return False
         saved = self._request.answer(snapshot)
         if saved is None and now - self._requested < _SAVING:
@@ -172,7 +172,7 @@ class Scaling(FixedScalingPolicy):
             newest = store.newest(self._run_dir / "checkpoints")
             self._report(f"restarting with {self._more} workers from {newest}")
             return True
-        self._report("no checkpoint was written in time, so the ranks continue as they are")
+        self._report("no checkpoint was written in time, so the ranks continue unchanged")
         self._next_count = now + _AGAIN
         return False
 

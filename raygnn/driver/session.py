@@ -49,7 +49,7 @@ class Session:
     Args:
         started: when the command began, seconds since the epoch.
         interrupted: returns the message and remedy after Ctrl-C.
-        purpose: shown in place of training.
+        purpose: shown in the header in place of the training.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Session:
             raise Interrupted(what, remedy=remedy) from None
 
     def make_plan(self, global_batch: int, place: str | None = None) -> None:
-        """Plan the job and run its preflight; nothing is written but the partition or collection.
-        ``place`` names the location of the results, None = the run directory. Raises InputError for
+        """Plan the job and run its preflight; only a missing partition or collection is written.
+        ``place``: shown location of the results, None = the run directory. Raises InputError for
         bad input, PreflightError if the job cannot run here."""
         config, show, cluster = self.config, self.show, self.cluster
         place = place or self.run.shown
@@ -111,14 +111,14 @@ class Session:
         with ClusterNodes(config, cluster, show) as nodes:
             given = read_input(config, self.workers, show, cluster, early=self._early)
             if not cluster.local or config.task.of_graphs:
-                given = make(config, nodes, given, show)  # so that every node can look for it
+                given = make(config, nodes, given, show)  # before every node checks for it
             self.plan = make_plan(config, nodes, self.workers, given, global_batch, show)
         refuse(self.plan.report.findings, config)
 
     def begin(self) -> None:
         """Begin the run directory, and write the preflight's report into it."""
         self.run.begin(self._recorded)
-        if self._purpose is None:  # else the configuration of a stranger's run would become trusted
+        if self._purpose is None:  # a prediction must not make another user's run trusted
             trust.record(read_config(self.run.path))
         self.run.write(PREFLIGHT, self.plan.report.to_dict())
         if not self.cluster.local:
@@ -127,7 +127,7 @@ class Session:
             self.show.note(finding.text)
 
     def launch(self, watch: Callable[[Session, Launch], None], **job: Any) -> dict[str, Any]:
-        """Run the ranks, a missing partition being built while Ray starts; ``watch`` shows progress
+        """Run the ranks; a missing partition is built while Ray starts. ``watch`` shows progress
         until the job ends. Returns rank 0's result, and ``parts``. Raises TrainingError with the
         first cause, which is in the summary, too."""
         try:
@@ -174,7 +174,7 @@ class Session:
                 run.update_summary(starts=launch.snapshot.starts)
 
     def _stop(self, launch: Launch, error: BaseException, *, save: bool) -> None:
-        """Stop the ranks; after an interrupt in the training with a last checkpoint if ``save``."""
+        """Stop the ranks. ``save``: write a last checkpoint if an interrupt ends the training."""
         try:
             if save and isinstance(error, (KeyboardInterrupt, OutputLost)) and launch.trains:
                 with suppress(OutputLost), interrupts.taken():
@@ -185,7 +185,7 @@ class Session:
             launch.stop()
 
     def _note_parts(self, made: Input) -> None:
-        """Write the sizes of the parts for the report, except of a partition of another tool."""
+        """Record the sizes of the parts for the report, unless another tool wrote the partition."""
         if isinstance(made, PartitionInput) and made.meta and made.meta.manifest is not None:
             parts = [part.row for part in made.meta.manifest.parts]
             place, store = str(made.place), self.config.store
@@ -195,23 +195,21 @@ class Session:
                 self.run.write(PARTITION, {"directory": place, "parts": parts})
 
     def _note_failure(self, error: Exception) -> None:
+        """Record the failure; replace what ranks inferred by the cause that their files show."""
         with suppress(TrainingError):  # a full disk must not become another error
             self.run.update_summary(status="failed", error=str(error))
-        if isinstance(error, TrainingError):
-            if self._purpose is None or error.exit_code != InputError.exit_code:
-                error.run = self.run.shown  # `raygnn diagnose` reports more
-            if not error.direct:
-                self._diagnose(error)
-
-    def _diagnose(self, error: TrainingError) -> None:
-        """Replace the error by the cause that the files of the ranks show."""
+        if not isinstance(error, TrainingError):
+            return
+        if self._purpose is None or error.exit_code != InputError.exit_code:
+            error.run = self.run.shown  # `raygnn diagnose` reports more
+        if error.direct:
+            return
         with suppress(Exception):  # a failure here must not hide the error
             cause = diagnose(self.run.path).cause
-            if cause.confidence == "low" or cause.kind in _NO_CAUSES:
-                return
-            error.what, error.where, error.remedy = cause.what, cause.where, cause.remedy
-            error.rank, error.trace = cause.rank, None
-            self.run.update_summary(error=str(error))
+            if cause.confidence != "low" and cause.kind not in _NO_CAUSES:
+                error.what, error.where, error.remedy = cause.what, cause.where, cause.remedy
+                error.rank, error.trace = cause.rank, None
+                self.run.update_summary(error=str(error))
 
 
 @contextmanager

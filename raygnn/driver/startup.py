@@ -25,8 +25,8 @@ from raygnn.runs.progress_line import clock
 from raygnn.worker import ray_nodes
 from raygnn.worker.control import Snapshot
 
-_LOOK = 1.0  # seconds between polls of Ray
-_TELL = 10.0  # seconds of waiting for resources before a note
+_POLL = 1.0  # seconds between polls of Ray
+_NOTE_AFTER = 10.0  # seconds of waiting for resources before a note
 _NO_ROOM = 15.0  # seconds to wait for resources that an embedded Ray will never have
 _PROCESSES = 300.0  # seconds for processes to import Ray and register, on the slowest disk
 _LONGEST = 64 * 2**10  # bytes read from the end of a log
@@ -81,7 +81,7 @@ class RoomRequest:
         with self._show.stage(
             f"resources for {some(self.workers, 'worker')}", lines=True
         ) as detail:
-            while not self._group.wait(_LOOK):
+            while not self._group.wait(_POLL):
                 if (death := self._cluster.death()) is not None:
                     raise PreflightError(death, remedy=REMEDIES["ray_died"])
                 nodes = {node["NodeID"] for node in ray_nodes.living()}
@@ -144,7 +144,7 @@ class Startup:
         now = time.monotonic()
         if self._phase == "done" or now < self._next or not self._cluster.ready:
             return
-        self._next = now + _LOOK
+        self._next = now + _POLL
         phase = self._find_phase()
         if phase != self._phase:
             self._phase, self._since = phase, now
@@ -188,7 +188,7 @@ class Startup:
     def _wait_for_room(self, waited: float) -> None:
         import ray
 
-        if waited < _TELL:
+        if waited < _NOTE_AFTER:
             return
         has, (asked, free) = ray.cluster_resources(), _asked_and_free(self._needs)
         asked = f"resources for {self._workers} workers with {asked} each"
@@ -198,7 +198,7 @@ class Startup:
         if waited >= limit:
             raise TrainingError(
                 f"Ray has no {asked}: {free} are free, after {waited:.0f} s",
-                remedy="lower cluster.workers or what each of them asks for, add nodes, or start "
+                remedy="lower cluster.workers or the resources of each worker, add nodes, or start "
                 "when other jobs have ended",
             )
         if not self._told:
@@ -218,10 +218,10 @@ class Startup:
         if died < self._workers:
             what = f"the workers' processes have not started within {waited:.0f} s"
         if not logs:
-            reason = "the reason is in the logs of Ray on their nodes"
+            reason = "Ray's logs on their nodes have the reason"
         raise TrainingError(
             f"{what}: {reason}",
-            remedy="look at comm.env, and at raylet.err and raylet.out in "
+            remedy="check comm.env, and read raylet.err and raylet.out in "
             f"{'/tmp/ray/session_latest/logs' if not logs else 'the logs of Ray (-v)'}",
             trace="\n".join(lines[-_LINES:]) or None,
         )
@@ -237,11 +237,11 @@ def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
 
 
 def _stillborn(logs: Path) -> int:
-    count = 0
-    for pid, worker in _STARTED.findall(_end_of(logs / "raylet.out")):
-        has_log = any(logs.glob(f"worker-{worker}-*"))
-        count += not has_log and not _runs(pid)
-    return count
+    """Count the worker processes that ended before they opened their logs."""
+    started = _STARTED.findall(_end_of(logs / "raylet.out"))
+    return sum(
+        not any(logs.glob(f"worker-{worker}-*")) and not _runs(pid) for pid, worker in started
+    )
 
 
 def _runs(pid: str) -> bool:

@@ -28,7 +28,7 @@ from raygnn.driver.job_plan import (
 )
 from raygnn.driver.loggers import Loggers, check_packages
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.driver.resume import can_go_on, find_start, finished, initial_weights
+from raygnn.driver.resume import find_start, finished, initial_weights, on_interrupt
 from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
 from raygnn.errors import InputError
@@ -44,8 +44,9 @@ from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
 
 _UNREAD = (
-    "the graph is partitioned out of core, and was not read: it, its size for memory and disk, and "
-    "a model of your own are looked at once raygnn train or raygnn partition has made the partition"
+    "the graph is partitioned out of core and was not read: its content, its size in memory and on "
+    "disk, and a model of your own are checked once raygnn train or raygnn partition has built the "
+    "partition"
 )
 
 
@@ -98,7 +99,7 @@ def train(
         ) as run,
         reported(run, show) as record_notes,
         Loggers(config, run.path, show.note) as loggers,
-        Session(config, run, show, started, interrupted=can_go_on, verbose=verbose) as session,
+        Session(config, run, show, started, interrupted=on_interrupt, verbose=verbose) as session,
     ):
         workers = session.workers
         start = find_start(config, run, workers, show, resume=resume)
@@ -112,7 +113,7 @@ def train(
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)
         records = MetricsTail(run.path / METRICS)
-        records.skip()  # those of earlier attempts
+        records.skip()  # the records of earlier commands
         watch = partial(watch_training, loggers=loggers, tail=records, on_records=on_records)
         result = session.launch(watch, initial=initial)
         result["global_batch"] = start.global_batch
@@ -169,8 +170,8 @@ def partition(
     columns = [name.replace("_", " ") for name in rows[0]]
     show.table(f"{kind} {meta.directory}", columns, [list(row.values()) for row in rows])
     if given.meta is not None and not (isinstance(given, PartitionInput) and given.just_made):
-        made = "" if seconds is None else f"; it was made in {seconds:.1f} s"
-        show.note(f"the {kind} was there already{made}")
+        built = "" if seconds is None else f"; it was built in {seconds:.1f} s"
+        show.note(f"the {kind} exists already{built}")
     return meta
 
 

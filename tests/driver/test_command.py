@@ -85,7 +85,7 @@ def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     assert code == 130
     assert "interrupted: saving a checkpoint" in out
     assert "raylet" not in out + err
-    saved = re.search(r"interrupted; .* can go on from step (\d+)\n", err)
+    saved = re.search(r"interrupted; .* can resume from step (\d+)\n", err)
     assert saved is not None
     steps = [step for line in metrics.read_text().splitlines() if (step := of_loss(line))]
     assert 3 <= int(saved[1]) == steps[-1], "no step follows the checkpoint, to be lost"

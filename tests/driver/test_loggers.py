@@ -121,8 +121,8 @@ def test_errors_of_a_logger_thread_are_reported(tmp_path: Path) -> None:
         with Loggers(config, run.path, told.append) as loggers:
             loggers.start(1)
         first, *_ = (run.path / "logs" / LOGGERS).read_text().splitlines()
-    assert json.loads(first)["text"].startswith("tensorboard gets no records: ")
-    assert told == ["tensorboard did not get all records; metrics.jsonl has them"]
+    assert json.loads(first)["text"].startswith("tensorboard receives no records: ")
+    assert told == ["tensorboard did not receive all records; metrics.jsonl has them"]
 
 
 def test_files_are_written_without_lightning() -> None:
@@ -165,7 +165,7 @@ def test_a_logger_that_hangs_holds_nothing_up(
     waiting, missing = told
     assert " s for wandb to receive the last records; Ctrl-C ends only the wait" in waiting
     assert f"{run.path / 'metrics.jsonl'} has all of them, and the run is unaffected" in waiting
-    assert missing == "wandb did not get all records; metrics.jsonl has them"
+    assert missing == "wandb did not receive all records; metrics.jsonl has them"
 
 
 def test_a_command_ends_beside_a_library_that_hangs() -> None:
@@ -259,13 +259,13 @@ def test_a_logger_that_fails_gets_all_later(tmp_path: Path, flaky: tuple[_Flaky,
     until(lambda: bool(told))
     put(tmp_path, records([3]))
     time.sleep(0.1)
-    assert told == ["flaky gets no records: OSError: no server; training continues"]
+    assert told == ["flaky receives no records: OSError: no server; training continues"]
     kind.broken.clear()
     thread.finish("done")
     thread.join(10)
     assert kind.got == [1, 2, 3]
     assert kind.ends == ["done"]
-    assert told[1:] == ["flaky gets records again"]
+    assert told[1:] == ["flaky receives records again"]
     assert thread.done
 
 

@@ -106,11 +106,11 @@ def test_streaming_stands_in_for_metis(tmp_path: Path, capsys: pytest.CaptureFix
     partition = config.partition.model_copy(update={"path": str(tmp_path / "p")})
     config = config.model_copy(update={"partition": partition})
     made = raygnn.partition(config)
-    assert "was there already" not in capsys.readouterr().out
+    assert "exists already" not in capsys.readouterr().out
     assert made.manifest is not None
     assert made.manifest.method == "stream"
     assert raygnn.partition(config).digest == made.digest
-    assert "was there already" in capsys.readouterr().out
+    assert "exists already" in capsys.readouterr().out
     local = partition.model_copy(update={"engine": "local"})
     with pytest.raises(ConfigError, match=r"method is 'stream' there and 'metis' here"):
         raygnn.partition(config.model_copy(update={"partition": local}), display=False)

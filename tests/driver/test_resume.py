@@ -422,7 +422,7 @@ def test_a_run_that_is_done_is_not_begun_again(make_job: JobFactory) -> None:
     run = train_on_ranks(config)
     shutil.rmtree(run.path / "checkpoints" / "step-0000000004")  # of its last step
     records = (run.path / "metrics.jsonl").read_text()
-    with pytest.raises(InputError, match="has no checkpoint to go on from"):
+    with pytest.raises(InputError, match="has no checkpoint to resume from"):
         train_on_ranks(make_job(train={"epochs": 2}), resume=True)
     assert (run.path / "metrics.jsonl").read_text() == records
 

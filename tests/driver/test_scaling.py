@@ -167,7 +167,7 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     assert policy.runs(300) is None
     told = (policy.run_dir / "logs" / SCALING).read_text().splitlines()
     assert [json.loads(line)["text"] for line in told][-2:] == [
-        "there are resources for 2 workers: first a checkpoint",
+        "there are resources for 2 workers: saving a checkpoint first",
         "restarting with 2 workers from step-0000000004",
     ]
 

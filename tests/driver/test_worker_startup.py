@@ -76,8 +76,8 @@ def look(startup: Startup) -> None:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.1)
-    monkeypatch.setattr(module, "_TELL", 0.2)
+    monkeypatch.setattr(module, "_POLL", 0.1)
+    monkeypatch.setattr(module, "_NOTE_AFTER", 0.2)
     monkeypatch.setattr(module, "_NO_ROOM", 0.6)
     monkeypatch.setattr(module, "patience", lambda config: config.comm.timeout.seconds)
 

@@ -86,7 +86,7 @@ def test_a_run_from_its_beginning_to_a_stop(
     assert len(children) > 3  # a Ray
     job.stop()
     assert job.status == "interrupted"
-    with pytest.raises(raygnn.Interrupted, match="can go on from step"):
+    with pytest.raises(raygnn.Interrupted, match="can resume from step"):
         job.wait()
     assert list((tmp_path / "beside" / "checkpoints").glob("step-*"))
     _, alive = psutil.wait_procs(children, timeout=30)
