@@ -228,7 +228,7 @@ def test_the_partition_of_rows_is_needed(make_job: JobFactory, tmp_path: Path) -
     )
     assert initial_weights(config)
     (there.path / PARTITION).unlink()
-    with pytest.raises(InputError, match="which has the ids of its embedding rows, is gone"):
+    with pytest.raises(InputError, match="with the ids of its embedding rows, is gone"):
         initial_weights(config)
 
 
