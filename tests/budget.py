@@ -57,14 +57,14 @@ LINES_TODAY = {
     "storage": 774,
     "checkpoint": 1_847,
     "worker": 8_344,
-    "driver": 4_044,
+    "driver": 4_019,
     "prediction": 1_348,
     "search": 1_038,
     "serving": 2_359,
     "runs": 4_413,
     "jobs": 1_198,
     "cli": 818,
-    "package": 60_881,
+    "package": 60_856,
     "tests": 60_493,
 }
 MODULES, MODULES_TODAY = 189, 238
