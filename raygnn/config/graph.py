@@ -87,7 +87,8 @@ class OgbGraph(_Graph):
 
 
 class PlantedGraph(_Graph):
-    """A generated graph with power-law degrees, communities, and noisy features."""
+    """A generated graph with power-law degrees, communities, and features so noisy that a model
+    needs the neighbourhood."""
 
     format: Literal["planted"]
     nodes: Count

@@ -190,7 +190,7 @@ class TrainConfig(Section):
     lr: float = Field(0.003, gt=0)
     """Learning rate; with a schedule, its highest value."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Scaling of the learning rate with the number of workers in the global batch."""
+    """Scaling of the learning rate with the number of workers in a global batch."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning-rate schedule."""
     weight_decay: float = Field(0.0, ge=0)
