@@ -203,10 +203,6 @@ class Records(pl.Callback):
         self._clock.lap(None)
         self._window_start += time.perf_counter() - began
 
-    def meet(self) -> None:
-        """Wait for all ranks within a pause, so that no step includes it. Collective."""
-        self._exchange.max(0)
-
     def _flush(self, trainer: pl.Trainer, module: TaskModule) -> None:
         now = time.perf_counter()
         window, world = module.window, self._exchange.world
