@@ -85,7 +85,7 @@ class RankSetup:
 
     def records(self, keep: int | None) -> Records:
         """Return the records of training; ``keep``: last step whose earlier records stay."""
-        train, job = self.config.train, self.job
+        job = self.job
         files = (METRICS, RANKS) if self.ranks.first else ()
         return Records(
             self.control,
@@ -93,10 +93,7 @@ class RankSetup:
             self.stragglers,
             lambda: (self.reduction.bytes, self.ranks.sent_bytes),
             lambda: self.guard.skipped_steps,
-            log_every=train.log_every,
-            accumulate=train.accumulate,
-            started=job.started,
-            cpus=self.config.cluster.cpus_per_worker,
+            job,
         )
 
     def loader(self, maker: Maker) -> BatchLoader:

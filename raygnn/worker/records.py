@@ -20,6 +20,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
+from raygnn.worker.job import Job
 from raygnn.worker.stragglers import Stragglers
 
 PARTS = (*LOADER, *STEP)
@@ -60,9 +61,6 @@ class Records(pl.Callback):
         stragglers: receives the times of all ranks.
         sent: bytes that this rank has sent to collectives: of gradients, and of the data.
         skipped: number of skipped steps, equal on all ranks.
-        accumulate: batches of a step.
-        started: when the command began, seconds since the epoch.
-        cpus: number of CPUs of a rank.
     """
 
     def __init__(
@@ -72,20 +70,17 @@ class Records(pl.Callback):
         stragglers: Stragglers,
         sent: Callable[[], tuple[int, int]],
         skipped: Callable[[], int],
-        *,
-        log_every: int,
-        accumulate: int,
-        started: float,
-        cpus: int,
+        job: Job,
     ):
+        train = job.config.train
         self._exchange = exchange
         self._writers = writers
         self._stragglers = stragglers
         self._sent, self._skipped = sent, skipped
-        self._log_every = log_every
-        self._expected = max(1, log_every * accumulate)  # batches in a window
-        self._started = started
-        self._cpus = cpus
+        self._log_every = train.log_every
+        self._expected = max(1, train.log_every * train.accumulate)  # batches in a window
+        self._started = job.started
+        self._cpus = job.config.cluster.cpus_per_worker
         self._clock = StepClock()  # if no steps are left
         self._logged = -1
         self._seen = False

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raygnn.sampling.exchange import World
 from raygnn.worker.records import Records
+from tests.support.facts import make_config
 
 
 class Work:
@@ -37,9 +38,10 @@ class Run:
         idle: Any = SimpleNamespace(write=lambda record: None, waiting=None, close=lambda s: None)
         exchange: Any = SimpleNamespace(world=World(0, ranks), begin_sum=self.begin_sum)
         stragglers: Any = SimpleNamespace(add=lambda *given: {})
-        facts = {"log_every": 1, "accumulate": 1, "started": 0.0, "cpus": 1}
+        config = make_config(train__log_every=1)
+        job: Any = SimpleNamespace(config=config, started=0.0)
         counted: Any = (lambda: (0, 0)), (lambda: 0)
-        self.records = Records(exchange, [writer, idle], stragglers, *counted, **facts)
+        self.records = Records(exchange, [writer, idle], stragglers, *counted, job)
         self.trainer: Any = SimpleNamespace(global_step=0, current_epoch=0)
         window = SimpleNamespace(loss=2.0, parts={}, steps=1, seeds=3, reset=lambda: None)
         model = torch.nn.Linear(1, 1)
