@@ -56,7 +56,7 @@ LINES_TODAY = {
     "preflight": 2_705,
     "storage": 774,
     "checkpoint": 1_847,
-    "worker": 8_344,
+    "worker": 8_332,
     "driver": 4_019,
     "prediction": 1_348,
     "search": 1_038,
@@ -64,8 +64,8 @@ LINES_TODAY = {
     "runs": 4_413,
     "jobs": 1_198,
     "cli": 818,
-    "package": 60_857,
-    "tests": 60_493,
+    "package": 60_845,
+    "tests": 60_495,
 }
 MODULES, MODULES_TODAY = 189, 238
 FOLDER_MODULES = 14
