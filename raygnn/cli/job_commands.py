@@ -89,11 +89,9 @@ def _follow(args: argparse.Namespace, job: SubmittedJob) -> int:
     try:
         info = job.follow(NullDisplay() if args.json else Display())
     except KeyboardInterrupt:
-        raise Interrupted(
-            "no longer following; the job still runs",
-            where=job.id,
-            remedy=f"raygnn logs {job.id} --follow, or raygnn stop {job.id}",
-        ) from None
+        what = "no longer following; the job still runs"
+        remedy = f"raygnn logs {job.id} --follow, or raygnn stop {job.id}"
+        raise Interrupted(what, where=job.id, remedy=remedy) from None
     print_json(args, {"job": job.id, "run": job.name, "state": info.state, "code": info.code})
     return info.code or 0
 
@@ -141,22 +139,18 @@ def _stop_here(args: argparse.Namespace) -> bool:
     if not process.local:
         return False
     if not is_held_by(process.pid, run.path / LOCK):
-        raise InputError(
-            f"process {process.pid}, which its lock names, does not hold that lock for this user",
-            where=run.shown,
-            remedy="find out what that process is; end it yourself if it trains this run",
-        )
+        what = f"process {process.pid}, which its lock names, does not hold that lock for this user"
+        remedy = "find out what that process is; end it yourself if it trains this run"
+        raise InputError(what, where=run.shown, remedy=remedy)
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP
     while run.holder == process and time.monotonic() < deadline:
         time.sleep(0.2)
     if run.holder == process:
-        raise TrainingError(
-            f"process {process.pid} has not ended within {_STOP:g} s",
-            where=run.shown,
-            remedy="wait for its checkpoint, or kill it: the run can resume from an older one",
-        )
+        what = f"process {process.pid} has not ended within {_STOP:g} s"
+        remedy = "wait for its checkpoint, or kill it: the run can resume from an older one"
+        raise TrainingError(what, where=run.shown, remedy=remedy)
     facts = {"run": run.name, "path": run.shown, "state": run.status}
     text = f"{run.shown}: {run.status}; resume it with raygnn train CONFIG --resume"
     print_result(args, facts, text)

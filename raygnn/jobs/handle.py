@@ -95,11 +95,9 @@ class Handle(ABC):
             raise self._error()
         run = self.run
         if run is None:
-            raise InputError(
-                "the run is done, but its directory is not visible from here",
-                where=self.name,
-                remedy="open it where its storage is mounted",
-            )
+            what = "the run is done, but its directory is not visible from here"
+            remedy = "open it where its storage is mounted"
+            raise InputError(what, where=self.name, remedy=remedy)
         return run
 
     def __repr__(self) -> str:

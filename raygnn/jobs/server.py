@@ -120,11 +120,9 @@ class JobServer:
         of_run = sorted((job for job in jobs if job.run == name), key=lambda job: job.over)
         for job in (*(job for job in jobs if job.id == name), *of_run):
             return job
-        raise InputError(
-            f"there is no job or run {name!r}",
-            where=self.address,
-            remedy=f"raygnn runs --address {self.address} lists them",
-        )
+        what = f"there is no job or run {name!r}"
+        remedy = f"raygnn runs --address {self.address} lists them"
+        raise InputError(what, where=self.address, remedy=remedy)
 
     def stop(self, job: str) -> None:
         """Interrupt a job."""
@@ -193,11 +191,9 @@ def _url(address: str | None) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise InputError(
-            "this is not the address of a job server",
-            where=without_users(url).partition("?")[0][:_SHOWN],
-            remedy="give http://HOST:8265 of the head node's dashboard",
-        )
+        what = "this is not the address of a job server"
+        remedy = "give http://HOST:8265 of the head node's dashboard"
+        raise InputError(what, where=without_users(url).partition("?")[0][:_SHOWN], remedy=remedy)
     if "@" in parts.netloc:
         raise InputError(
             "the address contains a user",
@@ -246,8 +242,8 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
 
     said = " ".join(str(error).split())
     if isinstance(error, AuthenticationError):
-        other = "Forbidden" in said or "invalid" in said
-        return wrong_token("the job server refused us", address, sent=other)
+        sent = "Forbidden" in said or "invalid" in said
+        return wrong_token("the job server refused us", address, sent=sent)
     if isinstance(error, (requests.RequestException, ConnectionError, TimeoutError)):
         slow = isinstance(error, TimeoutError) or "timed out" in said.lower()
         return PreflightError(
@@ -260,14 +256,13 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
         return InputError(
             f"there is no job {job!r}", where=address, remedy="raygnn runs --address lists them"
         )
-    remedy = None
-    if "No available agent" in said:
-        remedy = (
-            "the head node's dashboard agent does not run: its port, 52365 unless it was changed, "
-            "is likely taken there; give Ray another one (ray start --head "
-            "--dashboard-agent-listen-port=PORT), and look at dashboard_agent.log in its logs"
-        )
-    return PreflightError(f"the job server: {said[:_SHOWN]}", where=address, remedy=remedy)
+    remedy = (
+        "the head node's dashboard agent does not run: its port, 52365 unless it was changed, is "
+        "likely in use there; give Ray another one (ray start --head "
+        "--dashboard-agent-listen-port=PORT), and read dashboard_agent.log in its logs"
+    )
+    hint = remedy if "No available agent" in said else None
+    return PreflightError(f"the job server: {said[:_SHOWN]}", where=address, remedy=hint)
 
 
 def tail(server: JobServer, job: str) -> Iterator[str]:
@@ -299,9 +294,7 @@ def states(server: JobServer, job: str) -> Iterator[bool | None]:
             over = server.info(job).over
             answered = time.monotonic()
         if over is None and time.monotonic() - answered > _AWAY:
-            raise PreflightError(
-                f"the job server has not answered for {_AWAY:g} s",
-                where=server.address,
-                remedy="the job may still run: raygnn logs --follow shows it later",
-            )
+            what = f"the job server has not answered for {_AWAY:g} s"
+            remedy = "the job may still run: raygnn logs --follow shows it later"
+            raise PreflightError(what, where=server.address, remedy=remedy)
         yield over

@@ -134,11 +134,9 @@ def send(
     storage = config.to_dict()["storage"]
     for other in server.jobs():
         if not other.over and (other.run, other.storage) == (config.name, storage):
-            raise InputError(
-                f"a job of the run {config.name!r} is {other.state}: {other.id}",
-                where=server.address,
-                remedy=f"raygnn stop {other.id}, or choose another name (--set name=…)",
-            )
+            what = f"a job of the run {config.name!r} is {other.state}: {other.id}"
+            remedy = f"raygnn stop {other.id}, or choose another name (--set name=…)"
+            raise InputError(what, where=server.address, remedy=remedy)
     job = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     command = ["-m", "raygnn", "train", package.file]
     command += ["--overwrite"] * overwrite + ["--resume"] * resume
@@ -210,11 +208,9 @@ class SubmittedJob(Handle):
         self._server.stop(self.id)
         self._wait(time.monotonic() + timeout)
         if not self.info.over:
-            raise TrainingError(
-                f"the job has not ended within {timeout:g} s",
-                where=self.id,
-                remedy="see raygnn logs; another ray job stop does not end it sooner",
-            )
+            what = f"the job has not ended within {timeout:g} s"
+            remedy = "see raygnn logs; another ray job stop does not end it sooner"
+            raise TrainingError(what, where=self.id, remedy=remedy)
 
     def _wait(self, deadline: float | None) -> None:
         for over in states(self._server, self.id):

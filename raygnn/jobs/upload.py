@@ -78,14 +78,13 @@ class Contents:
         found = f"at least {found}" if len(self.files) == _COUNTED else found
         limit = f"{places.size(MOST_BYTES)} and {MOST_FILES:,}"
         largest = [f"{n} {places.size(size)}" for n, size in entries.most_common(_LARGEST_SHOWN)]
-        raise InputError(
-            f"the working directory is too large to travel with a job: {found}, of {limit}; the "
-            f"largest: {', '.join(largest)}",
-            where=str(self.directory),
-            remedy="put data and partitions on storage that every node sees, named by absolute "
-            "paths; leave other files out with a .rayignore, or name a smaller directory with "
-            "--working-dir",
+        what = f"the working directory is too large to upload with a job: {found}, of {limit}; the "
+        remedy = (
+            "put data and partitions on storage that every node sees, named by absolute paths; "
+            "exclude other files with a .rayignore, or name a smaller directory with --working-dir"
         )
+        what += f"largest: {', '.join(largest)}"
+        raise InputError(what, where=str(self.directory), remedy=remedy)
 
 
 def contents_of(
@@ -204,11 +203,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"it cannot be read: {error.strerror or error}",
-            where=str(error.filename or path),
-            remedy="make it readable for this user, or leave it out with a .rayignore",
-        ) from error
+        what = f"it cannot be read: {error.strerror or error}"
+        remedy = "make it readable for this user, or leave it out with a .rayignore"
+        raise InputError(what, where=str(error.filename or path), remedy=remedy) from error
 
 
 def _raise(error: OSError) -> None:

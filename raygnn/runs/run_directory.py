@@ -426,12 +426,8 @@ class RunDir:
         assert self.place is not None
         with storage_errors(self.path, InputError, "set staging.path elsewhere"):
             unsent, newest = self.path / _UNSENT, self.place / _NEWEST
-            if (
-                self._mode == "resume"
-                and unsent.exists()
-                and newest.is_file()
-                and newest.read_bytes() == unsent.read_bytes()
-            ):
+            resumes = self._mode == "resume" and unsent.exists() and newest.is_file()
+            if resumes and newest.read_bytes() == unsent.read_bytes():
                 upload_run(self.path, self.place)  # no other command has written since
             else:
                 self._clear()

@@ -30,6 +30,7 @@ from raygnn.errors import ConfigError, DataError, InputError, RaygnnError
 _WITH_ARGS = (("graph",), ("model",), ("task",))
 _REACHES = re.compile(rf"(?s).*://.*|env:.*|sentence-transformers/.*|{CLASS_PATTERN.pattern}")
 _CALLBACKS = ("train", "callbacks")
+_NOT_YOURS = "and was not trained by this user on this machine"
 # keys of a stranger's run that are not used: where to connect to, and where to keep copies
 _OF_MACHINE = (("cluster", "address"), ("staging", "path"))
 
@@ -74,23 +75,19 @@ def classes(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 def _is_data(at: KeyPath) -> bool:
     """Return True for arguments of classes and for variables, which name no classes."""
-    *section, key = at
-    args = tuple(section) in _WITH_ARGS or (len(at) == 3 and at[0] == "tasks")
-    return (
-        at == ("comm", "env") or (key == "args" and args) or (len(at) == 3 and at[:2] == _CALLBACKS)
-    )
+    args = at[:-1] in _WITH_ARGS or (len(at) == 3 and at[0] == "tasks")
+    of_callbacks = len(at) == 3 and at[:2] == _CALLBACKS
+    return at == ("comm", "env") or (at[-1] == "args" and args) or of_callbacks
 
 
 def check_classes(config: Config) -> None:
     """Raise ConfigError for a class whose module cannot be found; nothing is imported."""
     for at, spec in classes(config.to_dict()):
         if isinstance(missing := find_module(spec.partition(":")[0]), str):
-            raise ConfigError(
-                f"{spec}: there is no module {missing}",
-                where=config.where(dotted(at)),
-                remedy="correct the name, install the package, or start in the directory that "
-                f"holds it (now {Path.cwd()})",
-            )
+            remedy = "correct the name, install the package, or start in the directory that "
+            remedy += f"contains it (now {Path.cwd()})"
+            what = f"{spec}: there is no module {missing}"
+            raise ConfigError(what, where=config.where(dotted(at)), remedy=remedy)
 
 
 def usable(
@@ -107,11 +104,9 @@ def usable(
     trust = trust or is_own(config)
     if (found := dict.fromkeys(classes(config))) and not trust:
         named = [f"{spec} ({dotted(at)}) from {_file(spec)}" for at, spec in found]
+        remedy = "read that code, and pass --trust if you want to run it (in Python trust=True)"
         raise InputError(
-            f"this run would import {', '.join(named)}, and was not trained by this user on this "
-            "machine",
-            where=shown,
-            remedy="read that code, and pass --trust if you want to run it (in Python trust=True)",
+            f"this run would import {', '.join(named)}, {_NOT_YOURS}", where=shown, remedy=remedy
         )
     if not trust:
         _check_reach(config, shown, place)
@@ -139,12 +134,11 @@ def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> N
         if modules:
             what = f"import modules from the current directory, such as {str(modules[0])!a}"
     if what:
-        raise InputError(
-            f"this run would {what}, and was not trained by this user on this machine",
-            where=shown,
-            remedy="run the command in a directory of your own, or pass --trust if you trust the "
-            "run (in Python trust=True)",
+        remedy = (
+            "run the command in a directory of your own, or pass --trust if you trust the run (in "
+            "Python trust=True)"
         )
+        raise InputError(f"this run would {what}, {_NOT_YOURS}", where=shown, remedy=remedy)
 
 
 def _reached_by_tables(config: Mapping[str, Any]) -> list[str]:

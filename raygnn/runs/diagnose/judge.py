@@ -513,6 +513,6 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
 
 
 def _row(rank: RankReport) -> tuple[object, ...]:
-    state = rank.state if not rank.waiting else f"{rank.state} ({rank.waiting})"
+    state = f"{rank.state} ({rank.waiting})" if rank.waiting else rank.state
     at = (rank.phase, rank.epoch, rank.step)
     return (rank.rank, rank.host, state, *at, rank.training, rank.prefetch)

@@ -357,10 +357,8 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
         heading = f"Thresholds on the probability of {classes.get(task, 1)}, validation split"
         cells = [
             {
-                "threshold": _floor(row.get("threshold")),
-                "calibrated": _floor(row.get("calibrated")),
-                "precision": f"{number(row.get('precision')):.1%}",
-                "recall": f"{number(row.get('recall')):.1%}",
+                **{key: _floor(row.get(key)) for key in ("threshold", "calibrated")},
+                **{key: f"{number(row.get(key)):.1%}" for key in ("precision", "recall")},
                 "selected": f"{number(row.get('share')):.2%}",
             }
             for row in rows
@@ -374,9 +372,8 @@ def hosts(source: Source) -> list[str]:
     """Return the host of each rank; none if they are unknown, or all the same."""
     ranks = source.summary.get("ranks") or []
     by_rank = {rank["rank"]: as_text(rank.get("host")) for rank in ranks}
-    if len(set(by_rank.values())) < 2:
-        return []
-    return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
+    several = len({*by_rank.values()}) > 1
+    return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)] if several else []
 
 
 def part_table(source: Source) -> list[dict[str, Any]]:
