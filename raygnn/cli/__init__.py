@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: arguments; None = the arguments of the process.
 
     Returns:
         The exit code: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training
@@ -65,7 +65,7 @@ def _carry_out(args: argparse.Namespace) -> int:
             os.getcwd()
         except OSError as error:
             why = f"the working directory is gone: {error.strerror}"
-            raise InputError(why, remedy="cd to one that exists") from None
+            raise InputError(why, remedy="cd to an existing directory") from None
         code: int = args.run(args)
         say("", end="")
         return code

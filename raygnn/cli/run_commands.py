@@ -71,7 +71,7 @@ def _add_models(commands: Any) -> None:
     _option([recommend], "--known", None, text, choices=choices, default="exclude")
     _option([recommend], "--relation", "NAME", "of the edges, if there are several")
 
-    _option([embed], "--ntype", "TYPE", "node type (default: that of the task)")
+    _option([embed], "--ntype", "TYPE", "node type (default: the node type of the task)")
     text = "train, val, test or all (default: all)"
     _option([embed], "--split", "SPLIT", text, default="all")
     text = "train, val, test, or all of new graphs (default: test; of new graphs all)"
@@ -248,7 +248,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of a verb as those of its function."""
+    """Return the options of a command as arguments of its function."""
     ours = ("run", "verb", "json", "name", "set")
     options = {name: value for name, value in vars(args).items() if name not in ours}
     return {**options, "overrides": args.set, "display": not args.json}

@@ -80,7 +80,7 @@ class LocalJob(Handle):
         self.name = config.name
         self._directory = config.run_dir
         self._kept = config.store and config.store / config.name
-        self._id = f"launched-{uuid.uuid4().hex}"  # unlike that of an earlier run of this name
+        self._id = f"launched-{uuid.uuid4().hex}"  # unlike the id of an earlier run of this name
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._facts: dict[str, Any] = {}
         self._ended = threading.Event()
@@ -103,9 +103,10 @@ class LocalJob(Handle):
             os.close(theirs)
         self.pid = self._process.pid
         assert self._process.stdin is not None
+        self._requests = self._process.stdin  # its end would interrupt the training
         with suppress(BrokenPipeError):  # it has ended, and reports why
-            self._process.stdin.write(json.dumps({**request, "outcome": theirs}) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps({**request, "outcome": theirs}) + "\n")
+            self._requests.flush()
         self._prints = display and not show_card(self._repr_html_, self._ended)
         self._reader = threading.Thread(target=self._read, name="raygnn-job", daemon=True)
         self._reader.start()
@@ -176,9 +177,8 @@ class LocalJob(Handle):
             self._facts = json.loads(self._outcome.read())
         self._process.wait()
         self._reader.join(_LAST)  # a process that Ray left behind may hold the pipe
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._requests.close()
         self._ended.set()
 
 

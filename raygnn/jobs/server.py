@@ -1,5 +1,5 @@
 """A cluster's job server: Ray's client with timeouts, errors with a remedy, and a job's output
-as it is printed."""
+line by line."""
 
 from __future__ import annotations
 

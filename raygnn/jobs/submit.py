@@ -56,7 +56,7 @@ class Package:
         return f"{self.config.name}.yaml"
 
     def document(self) -> dict[str, Any]:
-        """Return the configuration as it is uploaded."""
+        """Return the configuration to upload."""
         document = self.config.to_dict()
         for key, path in self.data.items():
             *sections, last = key.split(".")

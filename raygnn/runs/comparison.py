@@ -37,16 +37,13 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
         for key, values in _beside(configs).items()
         if key not in _NAMES and any(value != values[0] for value in values)
     }
-    speed = [
-        {key: summary.get(key) for key in _SPEED}
-        | {"total seconds": (summary.get("seconds") or {}).get("total")}
-        for summary in summaries
-    ]
+    totals = [(summary.get("seconds") or {}).get("total") for summary in summaries]
+    speed = _beside([{key: summary.get(key) for key in _SPEED} for summary in summaries])
     return {
         "runs": [run.shown for run in runs],
         "settings": settings,
         "metrics": _beside([summary.get("metrics") or {} for summary in summaries]),
-        "speed": _beside(speed),
+        "speed": {**speed, "total seconds": totals},
         "versions": _beside([summary.get("versions") or {} for summary in summaries]),
         "mean": mean_of(runs) if list(settings) == [_SEED] else None,
     }

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AGAIN = signal.SIGURG  # ignored by processes without a handler, and sorts after those of STOPS
+_AGAIN = signal.SIGURG  # ignored by processes without a handler, and sorts after all of STOPS
 _IMPATIENT = 3.0  # seconds
 _PAUSE, _JOIN = 0.2, 1.0  # seconds
 _MOST = 3000  # reminders

@@ -235,7 +235,7 @@ def _bytes_until(path: Path, step: int) -> int:
 
 
 def split_order(metric: str) -> int:
-    """Return a sort key: test metrics first, then those of validation."""
+    """Return a sort key: test metrics first, then validation metrics."""
     return {"test": 0, "val": 1}.get(metric.partition("/")[0], 2)
 
 

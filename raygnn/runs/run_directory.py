@@ -333,7 +333,7 @@ class RunDir:
         return self._claim is not None and self._claim.lost
 
     def check(self) -> None:
-        """Raise TrainingError unless the directory is still the one that this command claimed."""
+        """Raise TrainingError if the directory of this command was removed or replaced."""
         if lost := self.lost:
             raise TrainingError(
                 f"the run directory was {lost} while the run trained, with its records and "

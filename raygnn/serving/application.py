@@ -386,7 +386,7 @@ def _errors(status: int, *problems: tuple[str | None, ...], headers: Any = None)
 
 class Door:
     """Refuses requests without the token, ``/healthz`` aside, before they are read, and stops
-    reading those of more than `LARGEST` bytes."""
+    reading requests of more than `LARGEST` bytes."""
 
     def __init__(self, inner: Callable[..., Any], guarded: bool):
         self._inner = inner

@@ -98,7 +98,7 @@ class LinkAnswers:
         sources = self._model.ids(source).positions(one.ids, "ids")
         found = search.lists(sources, self._of(source, sources), one.k).table()
         rows: AnswerRows = found.to_pylist()
-        for end, ntype in zip(("source", "target"), self._ends):
+        for end, ntype in zip(_ENDS, self._ends):
             names = self._model.ids(ntype).names(found[end].to_numpy())
             rows = [{**row, end: name} for row, name in zip(rows, names)]
         return rows
@@ -144,26 +144,24 @@ class GraphAnswers:
 
     def answer(self, questions: Sequence[GraphQuestion]) -> list[AnswerRows | RequestError]:
         """Return the rows for each question, or its error."""
-        samples, known = list[Sample](), list[int | RequestError]()
-        for one in questions:
+        samples, errors = list[Sample](), dict[int, RequestError]()
+        for number, one in enumerate(questions):
             try:
-                own = [self._sample(graph, f"graphs[{k}]") for k, graph in enumerate(one.graphs)]
-                samples += own
-                known.append(len(own))
+                samples += [self._sample(g, f"graphs[{k}]") for k, g in enumerate(one.graphs)]
             except RequestError as error:
-                known.append(error)
+                errors[number] = error
         outputs = torch.empty(0)
         if samples:
             outputs = self._plane.outputs(self._model.module, samples)
-        answers = list[AnswerRows | RequestError]()
-        for one, count in zip(questions, known):
-            if isinstance(count, RequestError):
-                answers.append(count)
+        answers, task = list[AnswerRows | RequestError](), self._config.task
+        for number, one in enumerate(questions):
+            if number in errors:
+                answers.append(errors[number])
                 continue
-            task = self._config.task
+            count = len(one.graphs)
             form = Format("graph", task.classifies, one.scores, task.several_labels)
             rows = pa.table(form.columns(outputs[:count])).to_pylist()
-            answers.append([{"graph": number, **row} for number, row in enumerate(rows)])
+            answers.append([{"graph": graph, **row} for graph, row in enumerate(rows)])
             outputs = outputs[count:]
         return answers
 

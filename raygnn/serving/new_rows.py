@@ -190,7 +190,7 @@ class RowReader:
                     order = np.repeat(np.arange(len(src)), once.sum(1))
                     data = {name: array[order] for name, array in data.items()}
                     found[etype] = AddedEdges(one[once], other[once], data)
-        for etype, reverse in self._meta.reverses.items():  # also those of graph.reverse
+        for etype, reverse in self._meta.reverses.items():  # also reverse edges by graph.reverse
             if etype in found and reverse not in found:
                 found[reverse] = AddedEdges(found[etype].dst, found[etype].src, found[etype].data)
         shard = self._model.plane.shard

@@ -470,7 +470,6 @@ def test_names_that_are_markup_or_escapes(
     assert main(["runs", "--storage", "."]) == 0
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
-    assert "<script>owned" not in Run(odd_name)._repr_html_()
 
 
 @pytest.mark.parametrize(("number", "value"), [*enumerate((7, [1], {"a": [1]}, None, "x", 1e400))])

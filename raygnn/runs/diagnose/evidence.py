@@ -169,8 +169,8 @@ class _EvidenceReader:
         except OSError:
             return ""
         text = content.decode(errors="replace")
-        head, _, last = text.rpartition(f"start {attempt} pid ")
-        return last if (head or last != text) and "Fatal Python error" in last else ""
+        _, begun, last = text.rpartition(f"start {attempt} pid ")
+        return last if begun and "Fatal Python error" in last else ""
 
 
 def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
