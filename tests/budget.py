@@ -60,12 +60,12 @@ LINES_TODAY = {
     "driver": 4_019,
     "prediction": 1_348,
     "search": 1_038,
-    "serving": 2_359,
-    "runs": 4_413,
-    "jobs": 1_198,
-    "cli": 818,
-    "package": 60_845,
-    "tests": 60_495,
+    "serving": 2_357,
+    "runs": 4_397,
+    "jobs": 1_182,
+    "cli": 812,
+    "package": 60_805,
+    "tests": 60_494,
 }
 MODULES, MODULES_TODAY = 189, 238
 FOLDER_MODULES = 14
