@@ -113,7 +113,7 @@ def test_embeddings_are_what_the_last_layer_is_given(typed: bool, make_job: JobF
         frame = table.to_pandas()
         assert frame["node"].tolist() == list(range(data.nodes[target].num))
         assert np.allclose(np.stack(frame["embedding"]), wanted, atol=1e-5)
-    with pytest.raises(RuntimeError, match="no rows of nodes of type 'gone'"):
+    with pytest.raises(RuntimeError, match="no embeddings of node type 'gone'"):
         ask(run, config, 1, embeddings=True, ntype="gone")
 
 
@@ -171,7 +171,7 @@ def test_refused(
 LINKS = {"kind": "link_prediction", "etype": "buys"}
 REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (raygnn.predict, {}, {"ids": "ids"}, "number 2 of the list"),
-    (raygnn.embed, LINKS, {"ntype": "tag"}, "no rows of nodes of type 'tag', but of user, item"),
+    (raygnn.embed, LINKS, {"ntype": "tag"}, "no embeddings of node type 'tag', but of user, item"),
     (raygnn.embed, LINKS, {}, "several node types: user, item"),
     (raygnn.embed, LINKS, {"ntype": "item"}, "a worker was started"),
 ]

@@ -208,16 +208,16 @@ FingerprintEntry = tuple[str, str, str]  # section, key and value
 REMEDIES = {
     "parameters": "build the same model on every rank: no dtype, layer or frozen parameter that "
     "depends on the rank, its files or its variables",
-    "order": "register parameters in the same order on every rank: not in that of a set, or of "
-    "a directory's files",
+    "order": "register parameters in the same order on every rank: not in the order of a set, or "
+    "of a directory's files",
     "options": "give every rank the same options",
     "optimizers": "give every rank the same optimizer: the same kind, groups and learning rate",
     "numerics": "enter torch.autocast on every rank or on none, or leave it to `precision`; set "
     "torch's switches on every rank alike",
     "contents": "let your own code do the same to weights, gradients and losses on every rank: "
-    "what it draws at random needs a torch.Generator of its own, with the same seed",
+    "random numbers need a separate torch.Generator, with the same seed",
     "loop": "let callbacks decide alike on every rank: trainer.strategy.reduce_boolean_decision "
-    "tells all ranks what one has found",
+    "shares one rank's decision with all ranks",
     "software": "install the same versions on every node",
     "batch": "make batches of the same arrays on every rank: convert all samples or none, and "
     "leave dtypes to `precision`",

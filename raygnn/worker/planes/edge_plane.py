@@ -277,7 +277,7 @@ class EdgePlane(PartitionPlane):
             own = own[listed.rows[own] >= 0]
             if not self.control.max(len(own)):
                 message = f"no edge of the split {split!r} is in it"
-                raise listed.lists.error(message, "list those that are to be ranked")
+                raise listed.lists.error(message, "list the edges to rank")
         if self.time is not None:
             ranked = self.config.task.of_links
             drawn = listed or self._evaluation if ranked else self.labels[torch.from_numpy(own)]

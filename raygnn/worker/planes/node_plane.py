@@ -139,7 +139,7 @@ class NodePlane(PartitionPlane):
             there = model.computes(model.num_layers - 2)
         else:
             where = "model.layers" if isinstance(model, Network) else "model.kind"
-            remedy = "embeddings are of built-in kinds with 2 layers or more"
+            remedy = "built-in kinds with 2 layers or more have embeddings"
             raise InputError("the model has no hidden layer", where=where, remedy=remedy)
         ntype = pick_ntype(request.ntype or self.ntype, there)
 

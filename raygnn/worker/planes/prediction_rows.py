@@ -45,7 +45,7 @@ def read_wanted(file: Path, key: str) -> Any:
             raise InputError("there is no such file", where=str(file), remedy="name one of ids")
         values = _column(file, key) if file.suffix == ".parquet" else _lines(file)
     if not len(values):
-        raise InputError("there are no ids in it", where=str(file), remedy=_REMEDY)
+        raise InputError("the file contains no ids", where=str(file), remedy=_REMEDY)
     return values
 
 
@@ -136,7 +136,7 @@ def _column(file: Path, key: str) -> Any:
             return values
     except pa.ArrowException as error:
         raise InputError(
-            f"this is no Parquet file: {error}", where=str(file), remedy="write it again"
+            f"the file is not Parquet: {error}", where=str(file), remedy="write it again"
         ) from None
 
 
@@ -145,7 +145,7 @@ def _lines(file: Path) -> Any:
         text = file.read_text("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError:
         raise InputError(
-            "this is no text in UTF-8", where=str(file), remedy="give an id in each line"
+            "the file is not UTF-8 text", where=str(file), remedy="write one id per line"
         ) from None
     return pa.array([line.strip() for line in text.split("\n") if line.strip()], pa.string())
 
@@ -159,7 +159,7 @@ def _as(values: Any, kind: Any, option: str) -> Any:
     try:
         return values.cast(kind)
     except pa.ArrowException:
-        message = f"these ids are {values.type}, those of the graph are {kind}"
+        message = f"the ids are {values.type}, but the graph's ids are {kind}"
         raise InputError(message, where=option, remedy=_REMEDY) from None
 
 
@@ -285,11 +285,11 @@ def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
     """Return the node type of the requested embeddings. ``there``: node types with embeddings.
     Raises InputError if the type has none, or none of several is named."""
     if ntype is None and len(there) > 1:
-        message = f"there are rows of several node types: {', '.join(there)}"
+        message = f"the model has embeddings of several node types: {', '.join(there)}"
         raise InputError(message, where="--ntype", remedy="choose one with --ntype")
     ntype = ntype or there[0]
     if ntype not in there:
-        message = f"the model makes no rows of nodes of type {ntype!r}, but of {', '.join(there)}"
+        message = f"the model has no embeddings of node type {ntype!r}, but of {', '.join(there)}"
         raise InputError(message, where=f"--ntype {ntype}", remedy="choose one of these")
     return ntype
 
