@@ -150,7 +150,7 @@ def test_graphs(tmp_path: Path) -> None:
         ("gone", None, "no such file"),
         ("empty", None, "no ids"),
         ("latin", None, "UTF-8"),
-        ("bad.parquet", None, "no Parquet"),
+        ("bad.parquet", None, "is not Parquet"),
         ("two.parquet", None, "no column 'node'; there are: a, b"),
     ],
 )
