@@ -68,8 +68,7 @@ def make_out_of_core(
         _check(config, missing, expected)
         show.note(
             f"partitioning out of core: about {size(expected.memory)} of memory on each node, "
-            f"{size(expected.disk)} of disk at {missing.draft.parent}, "
-            f"{expected.seconds // 60 + 1} min"
+            f"{size(expected.disk)} of disk at {missing.draft.parent}"
         )
     if config.store is not None and not cluster.local:
         raise PreflightError(

@@ -452,7 +452,7 @@ def test_missing_values_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_missing_truth_values(suffix: str, tmp_path: Path) -> None:
-    """The remedy is a value, not a median."""
+    """They can be imputed by a value; the remedy names one."""
     users = pd.DataFrame({"name": ["u1", "u2"], "here": pd.array([True, None], "boolean")})
     write = users.to_csv if suffix == "csv" else users.to_parquet
     write(tmp_path / f"users.{suffix}", index=False)
@@ -467,7 +467,7 @@ def test_missing_truth_values(suffix: str, tmp_path: Path) -> None:
         if not impute:
             with pytest.raises(DataError) as caught:
                 load_graph(graph, needs_masks=False)
-            assert "{column: here, impute: 0}, which is false" in str(caught.value.remedy)
+            assert "or impute: 0 for false" in str(caught.value.remedy)
         else:
             made = load_graph(graph, needs_masks=False).nodes["user"].data["feat"]
             assert made.tolist() == [[1.0], [0.0]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RUN = 1 << 23  # edges in a task's memory at once
-Described = dict[str, Any]  # array name → [path, dtype, shape of a row], for JSON
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,11 @@ class DiskArray:
         assert len(values) == count, f"{self.path} is cut short"
         return values.reshape(stop - start, *self.row_shape)
 
+    def write(self, rows: Array) -> None:
+        """Write all rows, converted to the dtype of the file."""
+        with self.path.open("wb") as file:
+            file.write(element_bytes(rows.astype(self.stored, copy=False)))
+
     def as_declared(self, array: Array) -> Array | Tensor:
         """Convert rows as stored to the declared dtype."""
         if self.dtype != "bfloat16":
@@ -111,16 +115,6 @@ def store(path: Path, array: Array | Tensor) -> DiskArray:
     with Appended(path) as file:
         file.add(array)
     return file.array
-
-
-def described(arrays: Mapping[str, DiskArray]) -> Described:
-    """Return arrays as JSON values; see `opened`."""
-    return {n: [str(a.path), a.dtype, list(a.row_shape)] for n, a in arrays.items()}
-
-
-def opened(files: Described) -> dict[str, DiskArray]:
-    """Return the arrays of the result of `described`."""
-    return {n: DiskArray(Path(path), kind, tuple(row)) for n, (path, kind, row) in files.items()}
 
 
 @dataclass(frozen=True)

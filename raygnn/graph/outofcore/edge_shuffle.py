@@ -14,7 +14,7 @@ them for the part, and those that come from another part also for that part.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,14 +22,7 @@ import numpy as np
 
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import EdgeType
-from raygnn.graph.outofcore.disk_graph import (
-    DiskArray,
-    DiskGraph,
-    EdgeRun,
-    described,
-    opened,
-    store,
-)
+from raygnn.graph.outofcore.disk_graph import DiskArray, DiskGraph, EdgeRun, store
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.edge_kernels import IndexArray
@@ -104,8 +97,17 @@ def homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """In-edges of consecutive nodes of one part and type. ``first_row``, ``first_edge``:
-    homogeneous ids of the first node and edge; ``rows``, ``edges``: numbers of nodes and edges."""
+    """In-edges of consecutive nodes of one part and type, on disk, sorted by destination.
+
+    Attributes:
+        first_row, first_edge: homogeneous ids of the first node and edge.
+        rows, edges: numbers of nodes and edges.
+        arrays: ``src`` (homogeneous ids of the sources), ``degrees`` (in-degree of each node),
+            ``numbers`` (edge numbers in the input), ``data/<name>`` (edge arrays); for edges from
+            other parts, by part, ``out-src`` and ``out-dst`` (homogeneous ids), and ``out-at``
+            (positions in the bucket).
+        leaving: ``[parts + 1]``, start of the edges from each part in the ``out-`` arrays.
+    """
 
     number: int
     etype: EdgeType
@@ -114,23 +116,8 @@ class Bucket:
     rows: int
     first_edge: int
     edges: int
-
-
-@dataclass(frozen=True)
-class SortedEdges:
-    """Edges of a bucket on disk, sorted by destination.
-
-    Attributes:
-        arrays: ``src`` (homogeneous ids of the sources), ``degrees`` (in-degree of each node),
-            ``numbers`` (edge numbers in the input), ``data/<name>`` (edge arrays); for edges from
-            other parts, by part, ``out-src`` and ``out-dst`` (homogeneous ids), and ``out-at``
-            (positions in the bucket).
-        leaving: ``[parts + 1]``, start of the edges from each part in the ``out-`` arrays.
-    """
-
-    bucket: Bucket
-    arrays: dict[str, DiskArray]
-    leaving: list[int]
+    arrays: dict[str, DiskArray] = field(default_factory=dict)
+    leaving: list[int] = field(default_factory=list)
 
     def leaving_from(self, part: int, name: str) -> IntArray:
         """Return ``src``, ``dst`` or ``at`` of the edges whose source is in a part, int64."""
@@ -139,33 +126,52 @@ class SortedEdges:
 
 def shuffle(
     graph: DiskGraph, numbering: Numbering, work: Workspace
-) -> tuple[dict[EdgeType, IntArray], list[SortedEdges]]:
+) -> tuple[dict[EdgeType, IntArray], list[Bucket]]:
     """Move the edges to their parts. Returns the start of each part's edges, int64 ``[parts + 1]``
-    by type, and the edges of all buckets, in the order of their new ids."""
+    by type, and the buckets, in the order of their edges' new ids."""
     edge_starts, buckets = _buckets(graph, numbering)
     of_type = {etype: [b for b in buckets if b.etype == etype] for etype in graph.runs}
     runs = [(etype, run) for etype, of in graph.runs.items() for run in of if run.num]
-    directory, tasks = work.directory("scatter"), []
+    index = next(iter(numbering.new_id.values())).dtype
+    kinds = {"src": index, "dst": index, "place": "int32"}
+    directory, scatters = work.directory("scatter"), []
     for at, (etype, run) in enumerate(runs):
         first_rows = [bucket.first_row for bucket in of_type[etype]]
         ends = numbering.new_id[etype[0]], numbering.new_id[etype[2]]
-        tasks.append((run, *ends, first_rows, directory / str(at)))
-    scattered = work.run("scatter", _scatter, tasks, [run.num for _, run in runs])
+        scatters.append((run, *ends, first_rows, _files(directory / str(at), kinds, run.data)))
+    starts = work.run("scatter", _scatter, scatters, [run.num for _, run in runs])
     pieces: dict[EdgeType, list[Any]] = {etype: [] for etype in of_type}
-    for (etype, run), found in zip(runs, scattered, strict=True):
-        pieces[etype].append((run.first, found["starts"], opened(found["arrays"])))
+    for (etype, run), of_buckets, task in zip(runs, starts, scatters, strict=True):
+        pieces[etype].append((run.first, of_buckets, task[-1]))
     directory, gathers = work.directory("gather"), []
     for etype, of in of_type.items():
-        number_type = index_type(int(edge_starts[etype][-1])).__name__
+        number = index_type(int(edge_starts[etype][-1])).__name__
         for at, bucket in enumerate(of):
-            mine = [(first, *starts[at : at + 2], data) for first, starts, data in pieces[etype]]
-            gathers.append((bucket, mine, numbering.bounds.tolist(), number_type, directory))
+            mine = [(first, *rows[at : at + 2], data) for first, rows, data in pieces[etype]]
+            kinds = {"src": index, "degrees": number, "numbers": number}
+            kinds |= {
+                "out-src": index,
+                "out-dst": index,
+                "out-at": index_type(bucket.edges).__name__,
+            }
+            arrays = _files(directory / str(bucket.number), kinds, graph.runs[etype][0].data)
+            gathers.append((replace(bucket, arrays=arrays), mine, numbering.bounds.tolist()))
     gathers.sort(key=lambda task: task[0].number)
     gathered = work.run("gather", _gather, gathers, [b.edges for b in buckets])
     work.drop("scatter")
-    both = zip(buckets, gathered, strict=True)
-    edges = [SortedEdges(b, opened(found["arrays"]), found["leaving"]) for b, found in both]
-    return edge_starts, edges
+    done = zip(gathers, gathered, strict=True)
+    return edge_starts, [replace(task[0], leaving=leaving) for task, leaving in done]
+
+
+def _files(
+    path: Path, kinds: Mapping[str, str], data: Mapping[str, DiskArray]
+) -> dict[str, DiskArray]:
+    """Return files beginning with ``path`` for columns, by dtype, and for edge arrays like
+    ``data``."""
+    files = {name: DiskArray(Path(f"{path}.{name}"), kind) for name, kind in kinds.items()}
+    for at, (name, array) in enumerate(data.items()):
+        files[f"data/{name}"] = DiskArray(Path(f"{path}.data-{at}"), array.dtype, array.row_shape)
+    return files
 
 
 def _buckets(
@@ -208,27 +214,27 @@ def _cut(total: IntArray, first: int, last: int) -> tuple[IntArray, IntArray]:
 
 
 def _scatter(
-    run: EdgeRun, new_src: DiskArray, new_dst: DiskArray, first_rows: list[int], path: Path
-) -> dict[str, Any]:
+    run: EdgeRun,
+    new_src: DiskArray,
+    new_dst: DiskArray,
+    first_rows: list[int],
+    to: dict[str, DiskArray],
+) -> list[int]:
     """Write a run's edges by bucket: new ids of their ends, positions in the run, and edge arrays.
-    Returns ``starts`` of each bucket's edges, and ``arrays``."""
+    Returns the start of each bucket's edges."""
     src, dst = run.ends()
     src, dst = new_src.map()[src], new_dst.map()[dst]
     of_bucket = np.searchsorted(np.array(first_rows), dst, side="right") - 1
     starts, order = edge_kernels.group(of_bucket, len(first_rows))
-    arrays = {"src": src[order], "dst": dst[order], "place": order.astype(np.int32)}
-    files = {name: _stored(path, name, array) for name, array in arrays.items()}
-    for name, array in run.data.items():
-        key = f"data/{name}"
-        files[key] = _stored(path, key, run.rows(name)[order], array.dtype)
-    return {"starts": starts.tolist(), "arrays": described(files)}
+    for name, rows in {"src": src[order], "dst": dst[order], "place": order}.items():
+        to[name].write(rows)
+    for name in run.data:
+        to[f"data/{name}"].write(run.rows(name)[order])
+    return list(starts.tolist())
 
 
-def _gather(
-    bucket: Bucket, pieces: Sequence[_Piece], bounds: list[int], number_type: str, directory: Path
-) -> dict[str, Any]:
-    """Sort the edges of a bucket, from its pieces in input order. Returns ``leaving`` and
-    ``arrays`` of `SortedEdges`."""
+def _gather(bucket: Bucket, pieces: Sequence[_Piece], bounds: list[int]) -> list[int]:
+    """Sort the edges of a bucket, from its pieces in input order. Returns `Bucket.leaving`."""
     columns = _columns(pieces)
     starts, order = edge_kernels.group(columns["dst"] - bucket.first_row, bucket.rows)
     src, dst = columns["src"][order], columns["dst"][order]
@@ -238,18 +244,15 @@ def _gather(
     by_part = by_part[: leaving[-2]]
     written = {
         "src": src,
-        "degrees": np.diff(starts).astype(number_type),
-        "numbers": columns["number"][order].astype(number_type),
+        "degrees": np.diff(starts),
+        "numbers": columns["number"][order],
         "out-src": src[by_part],
         "out-dst": dst[by_part],
         "out-at": by_part,
     }
-    path = directory / str(bucket.number)
-    files = {name: _stored(path, name, array) for name, array in written.items()}
-    for name, array in pieces[0][-1].items():
-        if name.startswith("data/"):
-            files[name] = _stored(path, name, columns[name][order], array.dtype)
-    return {"leaving": leaving[:-1].tolist(), "arrays": described(files)}
+    for name, array in bucket.arrays.items():
+        array.write(written[name] if name in written else columns[name][order])
+    return list(leaving[:-1].tolist())
 
 
 def _columns(pieces: Sequence[_Piece]) -> dict[str, Array]:
@@ -262,9 +265,3 @@ def _columns(pieces: Sequence[_Piece]) -> dict[str, Array]:
                 name, rows = "number", rows.astype(np.int64) + first
             blocks.setdefault(name, []).append(rows)
     return {name: np.concatenate(arrays) for name, arrays in blocks.items()}
-
-
-def _stored(path: Path, column: str, rows: Array, dtype: str = "") -> DiskArray:
-    """Write a column of edges. ``dtype``: declared dtype, if it is bfloat16 stored as int16."""
-    array = store(Path(f"{path}.{column.replace('/', '-')}"), rows)
-    return replace(array, dtype=dtype or array.dtype)

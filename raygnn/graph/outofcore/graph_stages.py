@@ -18,8 +18,6 @@ from raygnn.graph.outofcore.disk_graph import (
     Appended,
     DiskArray,
     DiskGraph,
-    described,
-    opened,
     runs_of,
     spill,
     store,
@@ -84,9 +82,11 @@ def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> D
     work.run("edges", _check_ends, tasks, [run.num for run in runs])
     where = work.directory("targets")
     (targets,) = work.run("targets", _read_targets, [(dataset, where)], [dataset.num_nodes])
+    for name, (dtype, row_shape) in targets.items():
+        nodes[name] = DiskArray(where / name, dtype, tuple(row_shape))
     return DiskGraph(
         {DEFAULT_NTYPE: dataset.num_nodes},
-        {DEFAULT_NTYPE: nodes | opened(targets)},
+        {DEFAULT_NTYPE: nodes},
         {DEFAULT_ETYPE: runs},
         {"name": graph.name, "origin": dataset.origin},
     )
@@ -98,21 +98,11 @@ def _unpack(member: Member, path: Path) -> dict[str, int]:
         for block in member.blocks(_BYTES):
             file.add(block)
     if member.fortran:
-        _reorder(path, member.dtype.newbyteorder("="), member.shape)
+        draft, dtype = path.with_suffix(".draft"), member.dtype.newbyteorder("=")
+        stored: Array = np.memmap(path, dtype, "r", shape=member.shape[::-1]).T
+        np.memmap(draft, dtype, "w+", shape=member.shape)[:] = stored
+        draft.replace(path)
     return {"rows": max(member.shape)}
-
-
-def _reorder(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Rewrite an array in Fortran order in C order."""
-    draft = path.with_suffix(".draft")
-    stored: Array = np.memmap(path, dtype, "r", shape=shape[::-1]).T
-    ordered = np.memmap(draft, dtype, "w+", shape=shape)
-    longest = int(np.argmax(shape))
-    for start in range(0, shape[longest], _ROWS):
-        at = (*[slice(None)] * longest, slice(start, start + _ROWS))
-        ordered[at] = stored[at]
-    ordered.flush()
-    draft.replace(path)
 
 
 def _check_ends(
@@ -122,7 +112,9 @@ def _check_ends(
 
 
 def _read_targets(dataset: ogb.Archived, directory: Path) -> dict[str, Any]:
-    return described({n: store(directory / n, array) for n, array in dataset.targets().items()})
+    """Write labels and masks. Returns dtype and row shape of each."""
+    stored = {name: store(directory / name, rows) for name, rows in dataset.targets().items()}
+    return {name: (array.dtype, array.row_shape) for name, array in stored.items()}
 
 
 def _scaled(graph: DiskGraph, method: str, work: Workspace) -> DiskGraph:
@@ -178,8 +170,6 @@ _STREAMED = 110  # per node, in the process that assigns nodes by streaming, and
 _NODE_OF_TASK = 40  # per node, in each process that writes a part
 _METIS = 200  # per edge, beside the graph, as measured with benchmarks/bench_tables.py
 _ON_DISK = 80  # per node, beside its arrays: ids and numbers
-# On an idle machine: seconds until Ray has started, and edges per second and core
-_START, _RATE, _STREAM_RATE = 20, 600_000, 150_000
 
 
 @dataclass(frozen=True)
@@ -201,12 +191,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimated requirements of out-of-core partitioning: bytes of memory on each machine, bytes of
-    disk at the partition's directory, seconds."""
+    """Estimated requirements of out-of-core partitioning: bytes of memory on each machine, and of
+    disk at the partition's directory."""
 
     memory: int
     disk: int
-    seconds: int
 
 
 def size_of(graph: GraphConfig | None) -> Size | None:
@@ -232,8 +221,8 @@ def size_of(graph: GraphConfig | None) -> Size | None:
 
 
 def needs(size: Size, parts: int, tasks: int, method: str) -> Needs:
-    """Estimate the requirements of `partition_out_of_core`. ``tasks``: tasks at a time per machine;
-    time is that of one machine."""
+    """Estimate the requirements of `partition_out_of_core`. ``tasks``: tasks at a time per
+    machine."""
     streams = method == "stream"
     held = max(_HELD * min(RUN, size.edges), _NODE_OF_TASK * size.nodes)
     memory = _RAY + max(_TASK + _STREAMED * size.nodes * streams, tasks * (_TASK + held))
@@ -249,5 +238,4 @@ def needs(size: Size, parts: int, tasks: int, method: str) -> Needs:
     # partition
     of_node = _ON_DISK + 17 * (1 + cut * parts)
     disk = unpacked + size.node_bytes + size.nodes * of_node + size.edges * (stages + written)
-    rate = (_STREAM_RATE if streams else _RATE) * max(tasks, 1)
-    return Needs(int(memory), int(disk), _START + size.edges // rate)
+    return Needs(int(memory), int(disk))

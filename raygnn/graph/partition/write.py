@@ -28,7 +28,7 @@ from raygnn.graph.arrays import (
 )
 from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import DiskGraph
-from raygnn.graph.outofcore.edge_shuffle import Numbering, SortedEdges, homogeneous, shuffle
+from raygnn.graph.outofcore.edge_shuffle import Bucket, Numbering, homogeneous, shuffle
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
 from raygnn.graph.partition.make import Missing
@@ -124,21 +124,21 @@ class Assembly:
     Attributes:
         held: the graph; of its edges only the arrays' names, dtypes and shapes are used.
         edge_starts: edge type → int64 ``[parts + 1]``, where each part's edges start.
-        edges: of all buckets, in the order of their ids.
+        edges: all buckets, in the order of their edges' ids.
     """
 
     held: GraphData | DiskGraph
     numbering: Numbering
     edge_starts: dict[EdgeType, IntArray]
-    edges: list[SortedEdges]
+    edges: list[Bucket]
 
     def num_edges(self, part: int) -> dict[EdgeType, int]:
         """Return the numbers of owned edges of one part, by type."""
         return {etype: int(np.diff(of)[part]) for etype, of in self.edge_starts.items()}
 
-    def owned(self, part: int, etype: EdgeType) -> list[SortedEdges]:
+    def owned(self, part: int, etype: EdgeType) -> list[Bucket]:
         """Return the buckets of a part's owned edges of a type."""
-        return [e for e in self.edges if (e.bucket.part, e.bucket.etype) == (part, etype)]
+        return [e for e in self.edges if (e.part, e.etype) == (part, etype)]
 
     def graph(self, part: int) -> tuple[tuple[Any, ...], int, int]:
         """Return one part's graph, as `write_graph` takes it, whose edges are read while it is
@@ -146,42 +146,42 @@ class Assembly:
         of owned in-edges from other parts (cut). Owned nodes come first, then the halo."""
         first, last = (int(bound) for bound in self.numbering.bounds[part : part + 2])
         far = np.zeros(int(self.numbering.bounds[-1]), np.bool_)
-        own, cut = [edges for edges in self.edges if edges.bucket.part == part], 0
+        own, cut = [edges for edges in self.edges if edges.part == part], 0
         for edges in own:
             sources = edges.arrays["src"].map()
             outside = sources[(sources < first) | (sources >= last)]
             far[outside] = True
             cut += len(outside)
         halo = int(np.count_nonzero(far))
-        outer = [edges for edges in self.edges if edges.bucket.part != part]
+        outer = [edges for edges in self.edges if edges.part != part]
         for leaving in outer:
             far[leaving.leaving_from(part, "dst")] = True
         nodes = np.concatenate([np.arange(first, last), np.flatnonzero(far)])
         local = np.empty(len(far), dtype=index_type(len(far)))
         local[nodes] = np.arange(len(nodes), dtype=local.dtype)
         del far
-        counts = {edges.bucket.number: edges.bucket.edges for edges in own}
-        counts |= {edges.bucket.number: int(np.diff(edges.leaving)[part]) for edges in outer}
+        counts = {edges.number: edges.edges for edges in own}
+        counts |= {edges.number: int(np.diff(edges.leaving)[part]) for edges in outer}
         types = {etype: number for number, etype in enumerate(self.edge_starts)}
 
-        def sources_of(edges: SortedEdges, is_own: bool) -> Array:
+        def sources_of(edges: Bucket, is_own: bool) -> Array:
             return local[edges.arrays["src"].map() if is_own else edges.leaving_from(part, "src")]
 
-        def destinations_of(edges: SortedEdges, is_own: bool) -> Array:
+        def destinations_of(edges: Bucket, is_own: bool) -> Array:
             if not is_own:
                 return local[edges.leaving_from(part, "dst")]
-            at = edges.bucket.first_row - first
-            return np.repeat(np.arange(at, at + edges.bucket.rows), edges.arrays["degrees"].map())
+            at = edges.first_row - first
+            return np.repeat(np.arange(at, at + edges.rows), edges.arrays["degrees"].map())
 
-        def ids_of(edges: SortedEdges, is_own: bool) -> Array:
-            at = np.arange(edges.bucket.edges) if is_own else edges.leaving_from(part, "at")
-            return at + edges.bucket.first_edge
+        def ids_of(edges: Bucket, is_own: bool) -> Array:
+            at = np.arange(edges.edges) if is_own else edges.leaving_from(part, "at")
+            return at + edges.first_edge
 
-        def on_demand(dtype: Any, of: Callable[[SortedEdges, bool], Array | int]) -> OnDemand:
+        def on_demand(dtype: Any, of: Callable[[Bucket, bool], Array | int]) -> OnDemand:
             def pieces() -> Iterator[Array]:
                 for edges in own + outer:
-                    values = np.asarray(of(edges, edges.bucket.part == part), dtype)
-                    yield np.broadcast_to(values, counts[edges.bucket.number])
+                    values = np.asarray(of(edges, edges.part == part), dtype)
+                    yield np.broadcast_to(values, counts[edges.number])
 
             return OnDemand(np.dtype(dtype), (sum(counts.values()),), pieces)
 
@@ -194,7 +194,7 @@ class Assembly:
         }
         if len(self.numbering.starts) > 1 or len(types) > 1:
             ndata["_TYPE"] = node_type
-            edata["_TYPE"] = on_demand(np.int32, lambda edges, _: types[edges.bucket.etype])
+            edata["_TYPE"] = on_demand(np.int32, lambda edges, _: types[edges.etype])
         ends = on_demand(np.int64, sources_of), on_demand(np.int64, destinations_of)
         return (len(nodes), *ends, ndata, edata), halo, cut
 
@@ -252,12 +252,12 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any
     return {"facts": facts.model_dump(), "files": stored, "features": features}
 
 
-def _numbers(of: Sequence[SortedEdges]) -> Iterator[Array]:
+def _numbers(of: Sequence[Bucket]) -> Iterator[Array]:
     for edges in of:
         yield edges.arrays["numbers"].map().astype(np.int64)
 
 
-def _rows(of: Sequence[SortedEdges], name: str) -> Iterator[Array | Tensor]:
+def _rows(of: Sequence[Bucket], name: str) -> Iterator[Array | Tensor]:
     for edges in of:
         array = edges.arrays[name]
         yield array.as_declared(array.read(0, len(array)))

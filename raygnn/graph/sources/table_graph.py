@@ -14,7 +14,6 @@ from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore.workspace import Workspace, in_turn
 from raygnn.graph.tables.databases import description_of
-from raygnn.graph.tables.description import KeyTable
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
 from raygnn.graph.tables.table_stages import extents, in_memory, read_tables
@@ -28,11 +27,9 @@ VERSION = 4
 def files(graph: TablesGraph) -> list[AnyPath]:
     """Return the description, its tables in order, and the vocabulary if there is one."""
     file, described = Path(graph.path), description_of(graph)
-    tables = (one for one in described.tables.values() if not isinstance(one, KeyTable))
-    paths: list[AnyPath] = [
-        file,
-        *(path for table in tables for path in resolve(file.parent, table.files)),
-    ]
+    paths: list[AnyPath] = [file]
+    for table in described.tables.values():
+        paths += resolve(file.parent, table.files)
     queries = queries_of(file, described).values()
     paths += dict.fromkeys(path for query in queries for path in query.files)
     return paths if graph.vocabulary is None else [*paths, graph.vocabulary]

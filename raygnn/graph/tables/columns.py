@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 _WIDEST = 1 << 20  # numbers in a row's list, at most
 _MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # by unit
 _LATEST = 2.0**62  # microseconds
+
+Kind: TypeAlias = tuple[str, tuple[int, ...]]  # dtype and row shape
 
 
 def shown(value: Any) -> str:
@@ -45,11 +48,9 @@ def to_numpy(array: pa.Array) -> Array:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def nan_to_null(array: pa.Array) -> pa.Array:
-    """Replace NaN in floats by null: both mean a missing value."""
-    if not pa.types.is_floating(array.type):
-        return array
-    return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+def is_missing(array: pa.Array) -> Array:
+    """Return which values are null or NaN, bool ``[n]``: both mean a missing value."""
+    return to_numpy(pc.is_null(array, nan_is_null=True))
 
 
 def refuse_nulls(chunk: Chunk, column: str, remedy: str) -> pa.Array:
@@ -62,21 +63,22 @@ def refuse_nulls(chunk: Chunk, column: str, remedy: str) -> pa.Array:
 
 def cast(chunk: Chunk, column: str, array: pa.Array, to: Any, remedy: str, width: int = 1) -> Any:
     """Cast a column's values, ``width`` for each row; raises DataError for the first that fails."""
+
+    def fails(last: int) -> bool:
+        try:
+            pc.cast(array.slice(0, last + 1), to)
+        except pa.ArrowException:
+            return True
+        return False
+
     try:
         return pc.cast(array, to)
     except pa.ArrowNotImplementedError:
         raise chunk.error(0, column, f"the column is {array.type}", remedy) from None
     except pa.ArrowException:
-        low, high = 0, len(array)
-        while high - low > 1:  # bisect for the first value that fails
-            middle = (low + high) // 2
-            try:
-                pc.cast(array.slice(low, middle - low), to)
-                low = middle
-            except pa.ArrowException:
-                high = middle
-        message = f"the value is {shown(array[low])}"
-        raise chunk.error(low // width, column, message, remedy) from None
+        bad = bisect_left(range(len(array)), True, key=fails)
+        message = f"the value is {shown(array[bad])}"
+        raise chunk.error(bad // width, column, message, remedy) from None
 
 
 def matrix(
@@ -101,39 +103,36 @@ def matrix(
     elif width not in (None, 1):
         message = f"there is one number, expected a list of {width}"
         raise chunk.error(0, column, message, "give all files columns of one kind")
-    width = width or 1
-    kind, remedy = array.type, "set parts or since, which convert times to numbers"
-    if not pa.types.is_temporal(kind):
-        remedy = "features and weights are numbers; text can be a category, or a onehot feature"
+    width, kind = width or 1, array.type
+    remedy = "features and weights are numbers; text can be a category, or a onehot feature"
+    if pa.types.is_temporal(kind):
+        remedy = "set parts or since, which convert times to numbers"
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
-    if fill is not None:
-        array = nan_to_null(array)
-    elif array.null_count:
+    if fill is None and array.null_count:
         raise no_number(chunk, first(pc.is_null(array)) // width, column)
-    if pa.types.is_float16(kind) and (dtype or array.null_count):
-        array = pc.cast(array, pa.float32())
+    missing = False if fill is None else is_missing(array)
     if pa.types.is_boolean(kind):
         array = pc.cast(array, pa.uint8())
     if pa.types.is_integer(array.type):
         array = pc.cast(array, pa.float64(), safe=False)  # rounds, as float32 does later
-    elif not pa.types.is_floating(array.type):
+    elif not pa.types.is_floating(kind):
         try:
             array = pc.cast(array, pa.float64())
         except pa.ArrowException:
             array = cast(chunk, column, _without_truths(array), pa.float64(), remedy, width)
-    values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
+    values = to_numpy(array)  # NaN where it is null
     bad = ~np.isfinite(values)
     if values.dtype == np.float64:
         bad |= np.abs(values) > _LARGEST
-    if bad.any():
+    if (bad := bad & ~np.array(missing)).any():
         message = f"the number is {values[first(bad)]}"
         remedy = "numbers must be finite, and fit float32"
         raise chunk.error(first(bad) // width, column, message, remedy)
-    if values.dtype != np.float16:
+    if values.dtype != np.float16 or dtype or np.any(missing):
         values = values.astype(dtype or np.float32, copy=False)
-    if array.null_count:
-        values = np.where(to_numpy(pc.is_null(array)), values.dtype.type(fill), values)
+    if np.any(missing):
+        values = np.where(missing, values.dtype.type(fill), values)
     return values.reshape(-1, width)
 
 
@@ -165,16 +164,8 @@ def _without_truths(array: pa.Array) -> pa.Array:
 
 def no_number(chunk: Chunk, row: int, column: str) -> DataError:
     """Build the error for a missing number."""
-    array, value = chunk.columns[column], "median}"
-    if pa.types.is_large_string(array.type):
-        array = pc.unique(pc.utf8_lower(array.drop_null()))
-        truths = {"true", "false"}.issuperset(array.to_pylist())
-    else:
-        truths = pa.types.is_boolean(array.type)
-    if truths:
-        value = "0}, which is false"
-    remedy = f"impute it, such as {{column: {column}, impute: {value}, or give fill: 0.0"
-    return missing_value(chunk, row, column, "number", remedy)
+    remedy = f"impute it, such as {{column: {column}, impute: median}}, or impute: 0 for false"
+    return missing_value(chunk, row, column, "number", f"{remedy}; or give fill: 0.0")
 
 
 def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -> DataError:
@@ -182,24 +173,43 @@ def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -
     missing = total = 0
     for other in chunk.reader.again(column).chunks():
         array = other.columns[column]
-        array = nan_to_null(array.flatten() if is_list(array.type) else array)
-        missing, total = missing + array.null_count, total + len(array)
+        of_chunk = is_missing(array.flatten() if is_list(array.type) else array)
+        missing, total = missing + int(of_chunk.sum()), total + len(of_chunk)
     message = f"there is no {kind}; {missing:,} of {total:,} are missing"
     return chunk.error(row, column, message, remedy)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(is_list or pa.types.is_fixed_size_list(kind))
+    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+
+
+class Weights:
+    """Column of weights, numbers ≥ 0: float32 ``[n]``."""
+
+    kind: Kind = "float32", ()
+    missing = 0
+
+    def __init__(self, column: str):
+        self.columns = [column]
+
+    def rows(self, chunk: Chunk) -> Array:
+        weights = matrix(chunk, self.columns[0], 1, dtype=np.float32)[:, 0]
+        if (bad := weights < 0).any():
+            message = f"the weight is {weights[first(bad)]:g}"
+            raise chunk.error(first(bad), self.columns[0], message, "weights are numbers ≥ 0")
+        return weights
 
 
 class Times:
-    """Reads times as int64: integers unchanged; dates, and numbers with a configured unit, as
-    microseconds since 1970."""
+    """Column of times, int64 ``[n]``: integers unchanged; dates, and numbers with a configured
+    unit, as microseconds since 1970."""
 
-    def __init__(self, time: TimeColumn | None = None):
-        self._unit = None if time is None else time.unit
-        self._names_unit = time is not None
+    kind: Kind = "int64", ()
+    missing = 0
+
+    def __init__(self, column: str, described: TimeColumn | None = None):
+        self.columns, self._described = [column], described
+        self._unit = None if described is None else described.unit
         self._to: pa.DataType | None = None
 
     @property
@@ -207,23 +217,23 @@ class Times:
         """True if the values read so far are in microseconds: dates, or a configured unit."""
         return self._unit is not None or pa.types.is_timestamp(self._to or pa.null())
 
-    def of(self, chunk: Chunk, column: str) -> Array:
+    def rows(self, chunk: Chunk) -> Array:
         """Return int64 ``[n]``; raises DataError for nulls, and if the kind of value changes."""
-        refuse_nulls(chunk, column, "give each row a time, or leave time out")
+        refuse_nulls(chunk, self.columns[0], "give each row a time, or leave time out")
         if self._unit is not None:
-            return _microseconds(chunk, column, self._unit)
-        return to_numpy(pc.cast(self.array(chunk, column), pa.int64()))
+            return _microseconds(chunk, self.columns[0], self._unit)
+        return to_numpy(pc.cast(self.array(chunk), pa.int64()))
 
-    def array(self, chunk: Chunk, column: str) -> pa.Array:
+    def array(self, chunk: Chunk) -> pa.Array:
         """Return int64, or timestamps in microseconds; nulls are kept."""
-        array = chunk.columns[column]
+        array = chunk.columns[column := self.columns[0]]
         if array.null_count == len(array):
             return pa.nulls(len(array), self._to or pa.timestamp("us"))
         remedy = (
             "use integers, or dates such as 2024-05-01 12:30:00.123456, not both; either all "
             "dates have a time zone, or none"
         )
-        if self._names_unit:
+        if self._described is not None:
             remedy += f"; name the unit of other numbers: time: {{column: {column}, unit: s}}"
         kind = array.type
         temporal, text = pa.types.is_temporal(kind), chunk.text(column)
@@ -290,7 +300,7 @@ class Codes:
         missing: code of rows without a value: the bucket, or -1.
     """
 
-    kind: tuple[str, tuple[int, ...]] = "int64", ()
+    kind: Kind = "int64", ()
 
     def __init__(
         self, column: str, vocabulary: Sequence[Any] | None, category: Category | None = None
@@ -309,7 +319,7 @@ class Codes:
         column, words, rows = self.columns[0], *self._encoded(chunk)
         most = MAX_CLASSES if self._category is None else MAX_CATEGORIES
         counted = np.unique(rows, return_index=True, return_counts=True)
-        for code, row, count in zip(*(array.tolist() for array in counted), strict=True):
+        for code, row, count in np.stack(counted, axis=1).tolist():
             word = None if (value := words[code]) is None else str(value)
             if word is None and self._category is not None and not self._bucket:
                 remedy = "fill it with a value, such as none, or set unknown: bucket"
@@ -353,7 +363,7 @@ class Codes:
 
     def known(self, chunk: Chunk) -> Array:
         """Return which rows have a value, bool ``[n]``."""
-        return to_numpy(pc.is_valid(nan_to_null(chunk.columns[self.columns[0]])))
+        return ~is_missing(chunk.columns[self.columns[0]])
 
     def _encoded(self, chunk: Chunk) -> tuple[list[Any], Array]:
         remedy = f"{self._kind} are text or integers"
@@ -403,14 +413,15 @@ def encoded(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> tuple[li
     """Return the distinct values of a column, followed by None, and for each row the index of its
     value, -1 if it is missing. Values are text, integers, or floats without a fraction (integer
     columns with nulls are often stored so); raises DataError for others."""
-    array, kind = nan_to_null(array), array.type
+    kind = array.type
     if pa.types.is_floating(kind):
         values = to_numpy(pc.cast(array, pa.float64()))
         bad = (values != np.trunc(values)) & ~np.isnan(values) | (np.abs(values) >= 2**53)
         if bad.any():
             row = first(bad)
             raise chunk.error(row, column, f"the value is {values[row]}", remedy)
-    if pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        array = pa.array(values, pa.int64(), from_pandas=True)  # NaN becomes null
+    elif pa.types.is_boolean(kind) or pa.types.is_null(kind):
         array = pc.cast(array, pa.int64())
     elif not (pa.types.is_integer(kind) or pa.types.is_large_string(kind)):
         raise chunk.error(0, column, f"the column is {kind}", remedy)

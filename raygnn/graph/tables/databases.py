@@ -24,7 +24,7 @@ from raygnn.config.places import HIDDEN
 from raygnn.config.values import DATABASE, NO_DATABASE
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.sources.input_files import check_file
-from raygnn.graph.tables.description import Description, Table, read_description
+from raygnn.graph.tables.description import Description, read_description
 from raygnn.graph.tables.queries import Queries, Query, named, quoted, scan
 from raygnn.util.files import storage_errors
 
@@ -63,9 +63,7 @@ def description_of(graph: TablesGraph) -> Description:
 
 def _read(described: Description, file: Path, place: Path) -> Description:
     """Return the description with the rows of databases in files below ``place``."""
-    changed: dict[str, Table] = {}
-    results: dict[tuple[str, str | None], Path] = {}  # foreign keys share the query of their nodes
-    databases: dict[str, Database] = {}
+    results, databases = dict[str, Path](), dict[str, Database]()
     with ExitStack() as stack:
         for key, table in described.tables.items():
             if (url := table.url) is None:
@@ -73,11 +71,9 @@ def _read(described: Description, file: Path, place: Path) -> Description:
             if url not in databases:
                 databases[url] = Database(url, file.parent, f"{file}: {key}.url")
                 stack.callback(databases[url].connection.close)
-            if (result := results.get((url, table.sql))) is None:
-                result = results[url, table.sql] = place / f"{len(results)}.parquet"
-                databases[url].write(str(table.sql), result, f"{file}: {key}.sql")
-            changed[key] = table.model_copy(update={"sql": None, "files": str(result)})
-    return described.replaced(changed)
+            results[key] = place / f"{len(results)}.parquet"
+            databases[url].write(str(table.sql), results[key], f"{file}: {key}.sql")
+    return described.reading(results)
 
 
 @contextmanager

@@ -41,25 +41,12 @@ _MODEL_WIDTH = 1024  # estimated features of a text that a model encodes
 _NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 characters"
 
 
-def _is_name(text: str) -> bool:
-    """True if a name is valid for types and arrays: names become parts of file names, and of keys
-    joined by ``:`` and ``/``."""
-    return re.fullmatch(r"[^\W\d][\w.-]{0,99}", text) is not None
+# Names of types and arrays become parts of file names, and of keys joined by ``:`` and ``/``.
+_is_name = re.compile(r"[^\W\d][\w.-]{0,99}").fullmatch
+_is_delimiter = re.compile(r'[^"\r\n\x80-\U0010ffff]').fullmatch
+_is_encoder = re.compile(rf"(?s){HASHING}|{SENTENCES}.+|{CLASS_PATTERN.pattern}").fullmatch
 
-
-def _name(value: str) -> str:
-    if not _is_name(value):
-        raise expected(_NAMES)
-    return value
-
-
-def _delimiter(value: str) -> str:
-    if len(value) != 1 or value in '"\r\n' or not value.isascii():
-        raise expected("one character, such as ';'")
-    return value
-
-
-Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+Name: TypeAlias = Annotated[str, must(_is_name, _NAMES)]
 Split: TypeAlias = Literal["train", "val", "test"]
 LabelKind: TypeAlias = Literal["class", "number", "multi"]
 Missing: TypeAlias = Literal["refuse", "drop", "add"]
@@ -69,8 +56,12 @@ Part: TypeAlias = Literal[
 ]
 
 
-def _column(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"column": value}
+def _short_for(key: str) -> BeforeValidator:
+    """Accept a plain value in place of a section that has only this key."""
+    return BeforeValidator(lambda value: value if isinstance(value, dict) else {key: value})
+
+
+_COLUMN = _short_for("column")
 
 
 def _listed(value: Any) -> Any:
@@ -94,13 +85,6 @@ def _buckets(value: Any) -> Any:
     if not (numbers and value and value == sorted({*value})) and value not in _WIDTHS:
         raise expected(f"a number of buckets from 2 to {MAX_WIDTH}, or a list of ascending bounds")
     return to_tuple(value)
-
-
-def _encoder(value: str) -> str:
-    is_model = value.startswith(SENTENCES) and value != SENTENCES
-    if value != HASHING and not is_model and not CLASS_PATTERN.fullmatch(value):
-        raise expected(f"{HASHING}, {SENTENCES}NAME, or package.module:Class")
-    return value
 
 
 def _since(value: str) -> str:
@@ -178,7 +162,9 @@ class TextColumn(Section):
     """A column of text, and the encoder that converts it to features."""
 
     column: Text | None = Field(None, description="Name of the column; null = the array's name.")
-    encoder: Annotated[str, AfterValidator(_encoder)] = Field(
+    encoder: Annotated[
+        str, must(_is_encoder, f"{HASHING}, {SENTENCES}NAME, or package.module:Class")
+    ] = Field(
         HASHING,
         description="hashing = scikit-learn's HashingVectorizer; sentence-transformers/NAME, a "
         "model's name or directory; or package.module:Class: list of texts → float32 [n, d].",
@@ -233,19 +219,19 @@ class Table(Section):
         description="With sql: database that runs it: env:NAME, an environment variable with its "
         "URL, or sqlite:///FILE; null = DuckDB, over files.",
     )
-    delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
+    delimiter: Annotated[str, must(_is_delimiter, "one character, such as ';'")] | None = Field(
         None, description="Column separator of CSV files; null = ',', or a tab in .tsv files."
     )
     features: dict[
         Name,
         Annotated[
-            tuple[Annotated[FeatureColumn, BeforeValidator(_column)], ...],
+            tuple[Annotated[FeatureColumn, _COLUMN], ...],
             BeforeValidator(_feature_columns),
             must(len, "a column, or a list of columns"),
         ],
     ] = Field({}, description="Array name → columns of numbers, with transforms or without.")
     text: dict[Name, TextColumn] = Field({}, description="Array name → column of text to encode.")
-    time: Annotated[TimeColumn, BeforeValidator(_column)] | None = Field(
+    time: Annotated[TimeColumn, _COLUMN] | None = Field(
         None,
         description="Column of integers or dates, which becomes the array time. All tables of a "
         "graph need the same unit; name the unit of numbers if other tables have dates.",
@@ -263,7 +249,7 @@ class Table(Section):
         description="Kind of the label: class = a category or integer; number = for regression; "
         "multi = multi-label: 0, 1 or unknown (-1, NaN or empty) for each.",
     )
-    labels: dict[Name, Annotated[Label, BeforeValidator(_column)]] = Field(
+    labels: dict[Name, Annotated[Label, _COLUMN]] = Field(
         {},
         description="Instead of label, for several targets: array name → column, or {column: …, "
         "kind: …}. task.target names the array; a row in a split needs at least one label.",
@@ -294,10 +280,6 @@ class Key(Section):
     missing: Missing = Field("refuse", description="As missing of edges.")
 
 
-def _key(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"table": value}
-
-
 class NodeTable(Table):
     """The nodes of one type, one per row."""
 
@@ -305,13 +287,13 @@ class NodeTable(Table):
         None,
         description="Column of unique ids: integers or text; null = rows are numbered from 0.",
     )
-    keys: dict[Text, Annotated[Key, BeforeValidator(_key)]] = Field(
+    keys: dict[Text, Annotated[Key, _short_for("table")]] = Field(
         {},
         description="Foreign keys: column with ids → their node type, or {table: …, missing: …}. "
         "Each creates edges TYPE:COLUMN:OTHER and reverse edges OTHER:rev_COLUMN:TYPE, with the "
         "rows' times.",
     )
-    categories: dict[Name, Annotated[Category, BeforeValidator(_column)]] = Field(
+    categories: dict[Name, Annotated[Category, _COLUMN]] = Field(
         {}, description="Array name → column of text or integers, for model.categories."
     )
 
@@ -359,16 +341,19 @@ class Description(Section):
 
     @property
     def tables(self) -> dict[str, Table]:
-        """Tables by key, such as ``nodes.user``."""
-        edges = {f"edges.{key}": table for key, table in self.edges.items()}
-        return {**{f"nodes.{ntype}": table for ntype, table in self.nodes.items()}, **edges}
+        """Tables by key, such as ``nodes.user``, without edges of foreign keys."""
+        tables: dict[str, Table] = {f"nodes.{ntype}": table for ntype, table in self.nodes.items()}
+        edges = self.edges.items()
+        return tables | {f"edges.{k}": one for k, one in edges if not isinstance(one, KeyTable)}
 
-    def replaced(self, tables: Mapping[str, Table]) -> Description:
-        """Return a copy of the description with some tables replaced."""
-        found: dict[str, Any] = {**self.tables, **tables}
-        nodes = {ntype: found[f"nodes.{ntype}"] for ntype in self.nodes}
-        edges = {key: found[f"edges.{key}"] for key in self.edges}
-        return self.model_copy(update={"nodes": nodes, "edges": edges})
+    def reading(self, files: Mapping[str, Path]) -> Description:
+        """Return a copy of the description in which some tables, by key, are read from files."""
+        changed: dict[str, dict[str, Any]] = {"nodes": {**self.nodes}, "edges": {**self.edges}}
+        for key, file in files.items():
+            section, _, name = key.partition(".")
+            update = {"sql": None, "files": str(file)}
+            changed[section][name] = changed[section][name].model_copy(update=update)
+        return _with_keys(self.model_copy(update=changed))
 
     @property
     def microseconds(self) -> list[str]:

@@ -26,6 +26,7 @@ from raygnn.graph.data import NEVER
 from raygnn.graph.outofcore.disk_graph import Appended
 from raygnn.graph.tables.columns import (
     INTEGER,
+    Kind,
     Times,
     encoded,
     first,
@@ -68,7 +69,7 @@ class Transformed:
                 self._since = round(in_utc(described.since).timestamp() * 10**6)
             except ValueError:
                 self.columns.append(described.since)
-        self._times = [Times() for _ in self.columns]
+        self._times = [Times(column) for column in self.columns]
         self._missing: Any = described.impute
         if self._missing is None and not described.of_words:
             self._missing = fill
@@ -181,11 +182,11 @@ class Transformed:
         if not parts and described.since is None:
             return [chunk.columns[described.column]]
         points = []
-        for times, column in zip(self._times, self.columns, strict=True):
-            array = times.array(chunk, column)
+        for times in self._times:
+            array = times.array(chunk)
             if not pa.types.is_temporal(array.type):
                 remedy = "parts, cyclic and since need dates, such as 2024-05-01 12:30"
-                raise chunk.error(0, column, "the values are integers", remedy)
+                raise chunk.error(0, times.columns[0], "the values are integers", remedy)
             points.append(pc.cast(array, pa.int64()))
         if parts:
             utc = pc.cast(points[0], pa.timestamp("us"))
@@ -358,19 +359,19 @@ class Features:
         self.transformed = [None if one.is_plain else Transformed(one, fill) for one in described]
         self.columns = [one.column for one in described]
         self.columns += [c for one in self.transformed if one is not None for c in one.columns]
-        self.fill = fill
-        self.dtype = np.dtype(np.float32)
+        self.fill, self.missing = fill, fill or 0.0
+        self._dtype = np.dtype(np.float32)
         self._widths: list[int] | None = None
 
     @property
-    def width(self) -> int:
-        """Number of features."""
-        return len(self.described) if self._widths is None else sum(self._widths)
+    def kind(self) -> Kind:
+        widths = self._widths or [1] * len(self.described)  # widths are unknown without rows
+        return str(self._dtype), (sum(widths),)
 
     @property
     def names(self) -> list[str]:
         """Name of each feature: its column's, with an index if the column has several."""
-        widths = self._widths or [1] * len(self.described)  # widths are unknown without rows
+        widths = self._widths or [1] * len(self.described)
         return [
             one.column if width == 1 else f"{one.column}[{k}]"
             for one, width in zip(self.described, widths, strict=True)
@@ -424,9 +425,9 @@ class Features:
         ]
         rows = np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
         if self._widths is None:
-            self._widths, self.dtype = [block.shape[1] for block in blocks], rows.dtype
-        if not np.can_cast(rows.dtype, self.dtype):
-            message = f"the numbers are {rows.dtype}, and were {self.dtype}"
+            self._widths, self._dtype = [block.shape[1] for block in blocks], rows.dtype
+        if not np.can_cast(rows.dtype, self._dtype):
+            message = f"the numbers are {rows.dtype}, and were {self._dtype}"
             remedy = "use one type in all files, and no missing values if it is float16"
             raise chunk.error(0, self.columns[0], message, remedy)
-        return rows.astype(self.dtype, copy=False)
+        return rows.astype(self._dtype, copy=False)

@@ -17,7 +17,16 @@ from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, SPLITS
 from raygnn.graph.partition.manifest import read_json
 from raygnn.graph.sources.input_files import check_file
-from raygnn.graph.tables.columns import Codes, Times, first, is_list, matrix, split_codes
+from raygnn.graph.tables.columns import (
+    Codes,
+    Kind,
+    Times,
+    Weights,
+    first,
+    is_list,
+    matrix,
+    split_codes,
+)
 from raygnn.graph.tables.description import (
     ROW,
     Description,
@@ -47,7 +56,7 @@ class NumberLabels:
         self.width: int | None = None  # None until a row has a value
 
     @property
-    def kind(self) -> tuple[str, tuple[int, ...]]:
+    def kind(self) -> Kind:
         if self._kind == "multi":
             return "int8", (self.width or 1,)
         return "float32", () if self.width in (None, 1) else (self.width,)
@@ -133,13 +142,13 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None,
     """Return the earliest time of a validation or test row, if any, and a sample of all times."""
     assert table.time is not None
     column, columns = table.time.column, [table.split] if table.split is not None else []
-    times, firsts, samples = Times(table.time), list[int](), [np.zeros(0, np.int64)]
+    times, firsts, samples = Times(column, table.time), list[int](), [np.zeros(0, np.int64)]
     for chunk in TableReader(files, [*columns, column], table.delimiter).chunks():
-        found = times.of(chunk, column)
+        found = times.rows(chunk)
         samples.append(sample(found))
         for of in columns:
-            if (held := split_codes(chunk, of, table.split_words) > 0).any():
-                firsts.append(int(found[held].min()))
+            firsts += found[split_codes(chunk, of, table.split_words) > 0].tolist()
+            firsts = [min(firsts)] if firsts else []
     everyones = sample(np.sort(np.concatenate(samples)))
     found_in = TimeRange(f"column {column!r} of {files[0]}", everyones, times.in_microseconds)
     return min(firsts, default=None), found_in
@@ -199,49 +208,42 @@ class TableArrays:
         self.table, vocabulary, self.starts = table, vocabulary or {}, list[int]()
         self.features = {n: Features(of, table.fill) for n, of in table.features.items()}
         of_nodes = table.categories if isinstance(table, NodeTable) else {}
-        self._codes = {n: Codes(one.column, vocabulary.get(n), one) for n, one in of_nodes.items()}
+        codes = {n: Codes(one.column, vocabulary.get(n), one) for n, one in of_nodes.items()}
         self._labels: dict[str, Codes | NumberLabels] = {
             name: Codes(label.columns[0], vocabulary.get(name))
             if label.kind == "class"
             else NumberLabels(label)
             for name, label in table.targets.items()
         }
-        self._coded: dict[str, Codes | NumberLabels] = {**self._codes, **self._labels}
-        self._weight = table.weight if isinstance(table, EdgeTable) else None
-        self._time = None if table.time is None else table.time.column
-        self._times = Times(table.time)
-        of: list[Features | Codes] = [*self.features.values(), *self._codes.values()]
+        self._arrays: dict[str, Any] = {}
+        if isinstance(table, EdgeTable) and table.weight is not None:
+            self._arrays["weight"] = Weights(table.weight)
+        if table.time is not None:
+            self._arrays["time"] = Times(table.time.column, table.time)
+        self._arrays |= {**self.features, **codes, **self._labels}
         self._targets = [column for label in self._labels.values() for column in label.columns]
         self._of_splits = [*self._targets, *([table.split] if table.split is not None else [])]
-        self.columns = [column for column in (self._weight, self._time) if column is not None]
-        self.columns += [column for one in of for column in one.columns] + self._of_splits
+        self.columns = [column for one in self._arrays.values() for column in one.columns]
+        self.columns += self._of_splits
         if table.splits is not None:
             self.columns.append(ROW)  # a random split needs no other column
 
     @property
-    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def kinds(self) -> dict[str, Kind]:
         """Array → dtype and row shape, after `fit`."""
-        kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-        if self._weight is not None:
-            kinds["weight"] = "float32", ()
-        if self._time is not None:
-            kinds["time"] = "int64", ()
-        kinds |= {n: (str(m.dtype), (m.width,)) for n, m in self.features.items()}
-        kinds |= {name: one.kind for name, one in self._coded.items()}
         has_masks = self.table.split is not None or self.table.splits is not None
-        return kinds | (dict.fromkeys(MASKS, ("bool", ())) if has_masks else {})
+        masks = dict.fromkeys(MASKS if has_masks else (), ("bool", ()))
+        return {name: one.kind for name, one in self._arrays.items()} | masks
 
     @property
     def names(self) -> dict[str, list[Any]]:
         """Array → value of each code, after `fit`."""
-        return {name: one.names for name, one in self._coded.items() if isinstance(one, Codes)}
+        return {name: one.names for name, one in self._arrays.items() if isinstance(one, Codes)}
 
     @property
     def added(self) -> dict[str, float]:
-        """Array → value of nodes that edges add, if it is not 0."""
-        fill = self.table.fill or 0.0
-        values = dict.fromkeys(self.features, fill)
-        return values | {name: one.missing for name, one in self._coded.items()}
+        """Array → value of nodes that edges add."""
+        return {name: one.missing for name, one in self._arrays.items()}
 
     def fit(
         self,
@@ -265,11 +267,11 @@ class TableArrays:
             fitted = []
             for name, features in self.features.items():
                 features.replay(to.trained.get(f"{kind}/{name}"), f"{kind}/{name}")
-        coded = [one for one in self._coded.values() if isinstance(one, Codes)]
+        coded = [one for one in self._arrays.values() if isinstance(one, Codes)]
         columns = [column for one in coded for column in one.columns]
         columns += [column for transformed in fitted for column in transformed.columns]
         if fitted:
-            columns += self._of_splits if before is None else [str(self._time)]
+            columns += self._of_splits if before is None else self._arrays["time"].columns
         if table.splits is not None and isinstance(table, EdgeTable):
             columns.append(table.source)
         reader = TableReader(files, columns, table.delimiter)
@@ -295,16 +297,7 @@ class TableArrays:
     def rows(self, chunk: Chunk, first_row: int) -> dict[str, Array]:
         """Return a chunk's rows of all arrays; ``first_row``: number of its first row, which random
         splits depend on."""
-        rows = dict[str, Array]()
-        if self._weight is not None:
-            rows["weight"] = weights = matrix(chunk, self._weight, 1, dtype=np.float32)[:, 0]
-            if (bad := weights < 0).any():
-                message = f"the weight is {weights[first(bad)]:g}"
-                raise chunk.error(first(bad), self._weight, message, "weights are numbers ≥ 0")
-        if self._time is not None:
-            rows["time"] = self._times.of(chunk, self._time)
-        rows |= {name: one.rows(chunk) for name, one in self.features.items()}
-        rows |= {name: one.rows(chunk) for name, one in self._coded.items()}
+        rows = {name: one.rows(chunk) for name, one in self._arrays.items()}
         if (split := self._split(chunk, first_row)) is not None:
             rows |= {mask: split == code for code, mask in enumerate(MASKS)}
         return rows
@@ -330,7 +323,8 @@ class TableArrays:
 
     def _training(self, chunk: Chunk, before: int | None) -> Array:
         """Return which rows are training rows: by split, or all, or all ``before`` a time."""
-        if self._time is not None and before is not None:
-            return Times(self.table.time).of(chunk, self._time) < before
+        if before is not None:
+            earlier: Array = self._arrays["time"].rows(chunk) < before
+            return earlier
         split = self._split(chunk, chunk.first)
         return np.ones(chunk.num, bool) if split is None else split == 0

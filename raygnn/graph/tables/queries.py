@@ -25,7 +25,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
-from raygnn.graph.tables.description import Description, KeyTable, Table
+from raygnn.graph.tables.description import Description, KeyTable
 from raygnn.graph.tables.reader import (
     ROWS,
     Connection,
@@ -34,6 +34,7 @@ from raygnn.graph.tables.reader import (
     is_text,
     path_text,
     resolve,
+    scanner,
     separator,
     text,
 )
@@ -71,34 +72,29 @@ class Query:
     def run(self, file: Path) -> dict[str, int]:
         """Write the result as Parquet, ordered by all columns. Returns the number of rows; raises
         DataError if the query fails or returns none."""
-        with self._errors(), connect(file.with_suffix(".spill")) as connection:
-            connection.execute("set threads = 1")  # float sums depend on the order of rows
-            _shut_in(connection, self.files)
-            for name, select in {**self.views, _RESULT: self.select}.items():
-                connection.execute(f"create view {quoted(name)} as {select}")
-            kinds = connection.execute(f"describe {quoted(_RESULT)}").fetchall()
-            columns = ", ".join(_stored(name, kind) for name, kind, *_ in kinds)
-            query = f"select {columns} from {quoted(_RESULT)} order by all"
-            rows, writer = 0, None
-            for batch in connection.sql(query).to_arrow_reader(ROWS):
-                writer = writer or pq.ParquetWriter(file, batch.schema)
-                writer.write_batch(batch)
-                rows += batch.num_rows
-            if writer is not None:
-                writer.close()
-        if not rows:
-            remedy = "correct the query, or add rows to its tables"
-            raise DataError("the query returns no rows", where=self.where, remedy=remedy)
-        return {"rows": rows}
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
+        rows = 0
         try:
-            yield
+            with connect(file.with_suffix(".spill")) as connection:
+                connection.execute("set threads = 1")  # float sums depend on the order of rows
+                _shut_in(connection, self.files)
+                for name, select in {**self.views, _RESULT: self.select}.items():
+                    connection.execute(f"create view {quoted(name)} as {select}")
+                kinds = connection.execute(f"describe {quoted(_RESULT)}").fetchall()
+                columns = ", ".join(_stored(name, kind) for name, kind, *_ in kinds)
+                query = f"select {columns} from {quoted(_RESULT)} order by all"
+                reader = connection.sql(query).to_arrow_reader(ROWS)
+                with pq.ParquetWriter(file, reader.schema) as writer:
+                    for batch in reader:
+                        writer.write_batch(batch)
+                        rows += batch.num_rows
         except (MemoryError, duckdb.OutOfMemoryException) as error:
             raise out_of_memory(self.where, error) from None
         except (duckdb.Error, pa.ArrowException) as error:
             raise _wrong(self.where, str(error)) from None
+        if not rows:
+            remedy = "correct the query, or add rows to its tables"
+            raise DataError("the query returns no rows", where=self.where, remedy=remedy)
+        return {"rows": rows}
 
 
 class Queries:
@@ -107,6 +103,7 @@ class Queries:
     def __init__(self, file: Path, described: Description):
         self._file, self._base = file, file.parent.absolute()
         self._tables = described.tables
+        self._order = list(self._tables)
         self._keys: dict[str, list[str]] = {}  # name in lower case → keys of tables with it
         for ntype in described.nodes:
             self._keys.setdefault(ntype.lower(), []).append(f"nodes.{ntype}")
@@ -114,16 +111,14 @@ class Queries:
             etype = described.edge_type(key)
             for name in () if isinstance(edges, KeyTable) else (etype_str(etype), etype[1]):
                 self._keys.setdefault(name.lower(), []).append(f"edges.{key}")
-        self.keys = list(self._tables)
         local = [p for one in self._tables.values() for p in one.patterns if "://" not in p]
         self._directories = {self._base, *(Path(self._absolute(p)).parent for p in local)}
 
     def of(self, key: str) -> Query | None:
         """Return the query of a table such as ``nodes.user``; None if it has files."""
-        table = self._tables[key]
-        if table.sql is None:
+        if (sql := self._tables[key].sql) is None:
             return None
-        return self.select(table.sql, f"{self._file}: {key}.sql", self.keys.index(key))
+        return self.select(sql, f"{self._file}: {key}.sql", self._order.index(key))
 
     def select(self, sql: str, where: str, above: float = math.inf) -> Query:
         """Parse a query. It can name tables with files, and queries among the first ``above``
@@ -165,7 +160,7 @@ class Queries:
             remedy = f"write the full key in double quotes: {', '.join(keys)}"
             raise DataError(message, where=where, remedy=remedy)
         table = self._tables[keys[0]]
-        if table.sql is not None and self.keys.index(keys[0]) >= above:
+        if table.sql is not None and self._order.index(keys[0]) >= above:
             message = f"it names {keys[0]}, which is not an earlier query"
             remedy = "use tables with files, and queries that precede it in the YAML"
             raise DataError(message, where=where, remedy=remedy)
@@ -203,7 +198,7 @@ class Queries:
 def queries_of(file: Path, described: Description) -> dict[str, Query]:
     """Return the queries of a description by their tables' keys; raises as `Queries.of`."""
     queries = Queries(file, described)
-    return {key: query for key in queries.keys if (query := queries.of(key)) is not None}
+    return {key: query for key in described.tables if (query := queries.of(key)) is not None}
 
 
 def run_queries(
@@ -211,32 +206,19 @@ def run_queries(
 ) -> tuple[Description, dict[Path, str]]:
     """Run the queries of a description. Returns the description with files of their results, and
     the names of these files in errors."""
-    results: dict[Path, str] = {}
-    of_select: dict[str, Path] = {}  # foreign keys have the query of their nodes
-    tasks: list[tuple[Query, Path]] = []
-    sizes: list[int] = []
-    changed: dict[str, Table] = {}
+    directory, results = work.directory("queries"), dict[str, Path]()
     for key, table in described.tables.items():
         if table.url is not None:  # other nodes do not see its temporary file
-            copy = work.directory("queries") / f"from-database-{Path(str(table.files)).name}"
-            if copy not in results:  # foreign keys have the rows of their nodes
-                shutil.copy(str(table.files), copy)
-                results[copy] = f"the query of {key} in {file}"
-            changed[key] = table.model_copy(update={"files": str(copy)})
-    described = described.replaced(changed)
-    for key, query in queries_of(file, described).items():
-        result = of_select.get(query.select)
-        if result is None:
-            result = work.directory("queries") / f"{len(tasks)}.parquet"
-            of_select[query.select] = result
-            results[result] = f"the query of {key} in {file}"
-            tasks.append((query, result))
-            sizes.append(query.extent()[1])
-        update = {"sql": None, "files": str(result)}
-        changed[key] = described.tables[key].model_copy(update=update)
+            results[key] = directory / f"from-database-{Path(str(table.files)).name}"
+            shutil.copy(str(table.files), results[key])
+    described = described.reading(results)
+    queries = queries_of(file, described)
+    results |= {key: directory / f"{at}.parquet" for at, key in enumerate(queries)}
+    tasks = [(query, results[key]) for key, query in queries.items()]
     if tasks:
-        work.run("queries", Query.run, tasks, sizes)
-    return described.replaced(changed), results
+        work.run("queries", Query.run, tasks, [query.extent()[1] for query in queries.values()])
+    names = {path: f"the query of {key} in {file}" for key, path in results.items()}
+    return described.reading(results), names
 
 
 @contextmanager
@@ -251,7 +233,7 @@ def named(results: Mapping[Path, str]) -> Iterator[None]:
         raise
 
 
-def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
+def _shut_in(connection: Connection, files: Sequence[Path]) -> None:
     """Let a connection open only these files, and change no settings."""
     # paths as opened, and as written in the query
     allowed = [*map(text, files), *map(path_text, files)]
@@ -262,9 +244,7 @@ def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
 
 def _parsed(sql: str, where: str) -> Any:
     """Return the syntax tree of a SELECT; raises DataError for anything else."""
-    with connect(Path(os.devnull)) as connection:
-        _shut_in(connection)
-        (tree,) = connection.execute("select json_serialize_sql(?)", [sql]).fetchone()
+    (tree,) = scanner().cursor().execute("select json_serialize_sql(?)", [sql]).fetchone()
     tree = json.loads(tree)
     if tree["error"] and tree["error_type"] == "parser":
         before = sql.encode()[: int(tree.get("position", 0))].decode(errors="replace")

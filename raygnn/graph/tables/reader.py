@@ -344,12 +344,10 @@ class TableReader:
 
     def _parquet_bytes(self, opened: pq.ParquetFile) -> int:
         facts, size = opened.metadata, 0
-        kinds = {f.name: getattr(f.type, "value_type", f.type) for f in opened.schema_arrow}
         for group in map(facts.row_group, range(facts.num_row_groups)):
-            for column in map(group.column, range(group.num_columns)):
-                name = column.path_in_schema.split(".")[0]
-                if name in self.columns and name in kinds:  # else damaged: reading reports it
-                    is_half = pa.types.is_float16(kinds[name])
+            for at, column in enumerate(map(group.column, range(group.num_columns))):
+                if column.path_in_schema.split(".")[0] in self.columns:
+                    is_half = facts.schema.column(at).logical_type.type == "FLOAT16"
                     size += column.num_values * (_VALUE // 2 if is_half else _VALUE)
         return size
 

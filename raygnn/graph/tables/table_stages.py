@@ -41,9 +41,9 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """Read a graph of tables onto the disk; see `raygnn.graph.sources.table_graph`."""
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
-    tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
 
     def files() -> Iterator[AnyPath]:
+        tables = described.tables.values()
         return itertools.chain(*(resolve(file.parent, table.files) for table in tables))
 
     with named(results), unchanged(files):
@@ -116,8 +116,9 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
 def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
     """Yield each table with the estimated number of its rows and bytes of its arrays."""
     file, described = Path(graph.path), description_of(graph)
-    queries = queries_of(file, described)
-    for key, table in described.tables.items():
+    queries, edges = queries_of(file, described), described.edges.values()
+    keys = [(f"nodes.{one.etype[0]}", one) for one in edges if isinstance(one, KeyTable)]
+    for key, table in [*described.tables.items(), *keys]:
         if key in queries:
             yield table, *queries[key].extent()
             continue
@@ -184,11 +185,7 @@ def _node_arrays(
     work: Workspace,
 ) -> dict[str, DiskArray]:
     """Read node arrays in one task per file, and fill in the nodes that edges added."""
-    place = work.directory(stage)
-    arrays = {
-        name: DiskArray(place / f"array-{at}", kind, row_shape, rows=num)
-        for at, (name, (kind, row_shape)) in enumerate(columns.kinds.items())
-    }
+    arrays = _files(columns, work.directory(stage), num)
     if not arrays:
         return {}
     for array in arrays.values():
@@ -200,6 +197,12 @@ def _node_arrays(
     for name, value in columns.added.items() if read < num else ():
         arrays[name].map(writable=True)[read:] = value
     return arrays
+
+
+def _files(columns: TableArrays, place: Path, rows: int | None = None) -> dict[str, DiskArray]:
+    """Return the files of a table's arrays in a directory."""
+    kinds = enumerate(columns.kinds.items())
+    return {name: DiskArray(place / f"array-{at}", *kind, rows=rows) for at, (name, kind) in kinds}
 
 
 def _read_nodes(
@@ -249,11 +252,7 @@ def _edges(
             DiskArray(directory / name, index_type(len(one)).__name__)
             for name, one in zip(("src", "dst"), ends, strict=True)
         )
-        data = {
-            name: DiskArray(directory / f"data-{at}", *kind)
-            for at, (name, kind) in enumerate(columns.kinds.items())
-        }
-        data |= {
+        data = _files(columns, directory) | {
             n: replace(array, offset=_total(forward) * array.row_bytes, rows=count["kept"])
             for n, array in encoded.items()
         }
@@ -299,17 +298,16 @@ def _read_edges(
     directory.mkdir(exist_ok=True)
     ends, count = _ends(table, stored, directory / "ends"), 0
     reader = TableReader(files, [*ends.columns, *columns.columns], table.delimiter)
-    names = [f"data-{at}" for at in range(len(columns.kinds))]
+    arrays = _files(columns, directory)
     with ExitStack() as stack:
         stack.callback(ends.close)
-        src, dst, kept, *arrays = [
-            stack.enter_context(Appended(directory / name))
-            for name in ("src", "dst", "kept", *names)
-        ]
+        paths = [directory / name for name in ("src", "dst", "kept")]
+        paths += [array.path for array in arrays.values()]
+        src, dst, kept, *others = [stack.enter_context(Appended(path)) for path in paths]
         for chunk in reader.chunks():
             ends.add(chunk)
             made = columns.rows(chunk, first_row + chunk.first)
-            for array, rows in zip(arrays, made.values(), strict=True):
+            for array, rows in zip(others, made.values(), strict=True):
                 array.add(rows)
         for found in ends.numbers(reader):
             keep = (found[0] >= 0) & (found[1] >= 0)
@@ -317,17 +315,16 @@ def _read_edges(
             kept.add(keep)
             for array, numbers, one in zip((src, dst), found, ends.ids, strict=True):
                 array.add(numbers[keep].astype(index_type(len(one)), copy=False))
-    for name in names if count < reader.num else ():
-        _compact(directory / name, reader.num, DiskArray(directory / "kept", "bool").map())
+    for stored in arrays.values() if count < reader.num else ():
+        _compact(stored, DiskArray(directory / "kept", "bool").map())
     return {"rows": reader.num, "kept": count}
 
 
-def _compact(path: Path, rows: int, keep: Array) -> None:
+def _compact(array: DiskArray, keep: Array) -> None:
     """Remove rows from a file, all but those to keep."""
-    stored = DiskArray(path, "uint8", (path.stat().st_size // rows,)).map()
-    draft = path.with_name(f"{path.name}.draft")
+    stored, draft = array.map(), array.path.with_name(f"{array.path.name}.draft")
     with Appended(draft) as out:
-        for start in range(0, rows, _TOGETHER >> 4):
+        for start in range(0, len(keep), _TOGETHER >> 4):
             at = slice(start, start + (_TOGETHER >> 4))
             out.add(stored[at][keep[at]])
-    draft.replace(path)
+    draft.replace(array.path)

@@ -69,38 +69,44 @@ def _read(
     ntype = str(task.ntype)
     files, firsts = _files(table)
     known = Numbers(ntype, count, _REMEDY) if ids is None else Ids(ntype, ids, _REMEDY)
-    times_of = Times()
-    columns = [table.entity, table.time, table.split]
+    kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"
+    asked = [table.target] if isinstance(table.target, str) else table.target
+    label = {_TARGET: {"column": table.target, "kind": kind}}
+    if not config.trains and not {*asked} <= {*TableReader(files, []).names(files[0])}:
+        label = {}
+    described = Table.model_validate({"labels": label})
+    arrays = TableArrays(described, {} if vocabulary is None else {_TARGET: vocabulary})
+    arrays.fit(_TARGET, files, FitTo(), Path())
+    times_of = Times(str(table.time))
+    columns = [table.entity, table.time, table.split, *arrays.columns]
     reader = TableReader(files, [column for column in columns if column is not None])
-    entities, times, splits = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
+    entities, times, splits, targets = list[Any](), list[Any](), list[Any](), list[Any]()
     for chunk in reader.chunks():
         entities.append(known.ends(chunk, table.entity))
         if table.time is not None:
-            times.append(times_of.of(chunk, table.time))
+            times.append(times_of.rows(chunk))
         if table.split is not None:
             splits.append(split_codes(chunk, table.split, None))
+        targets += arrays.rows(chunk, chunk.first).values()
     if not reader.num:
         raise DataError("the table has no rows", where=str(files[0]), remedy="add rows")
     nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
-    when = np.concatenate(times) if table.time is not None else None
-    kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"
-    targets: np.ndarray | None = None
-    words, has_target = list(vocabulary or ()), np.zeros(reader.num, bool)
-    asked = [table.target] if isinstance(table.target, str) else table.target
-    if config.trains or {*asked} <= {*reader.names(files[0])}:
-        targets, words = _targets(table, kind, files, vocabulary)
-        has_target = ~unknown(kind, targets)
-    split = np.concatenate(splits)
+    when = np.concatenate(times) if times else None
+    target = np.concatenate(targets) if targets else None
+    has_target = np.zeros(reader.num, bool) if target is None else ~unknown(kind, target)
     if firsts:
         starts = np.array([reader.starts[first] for first in firsts.values()])
         places = np.searchsorted(starts, np.arange(reader.num), side="right") - 1
         split = np.array([SPLITS.index(name) for name in firsts], np.int8)[places]
-    elif table.split is None:
+    elif table.split is not None:
+        split = np.concatenate(splits)
+    else:
         split = np.full(reader.num, -1, np.int8)
         if task.split is not None and when is not None:
             split = codes_since(when, since(when[has_target], task.split.val, task.split.test))
     digest, explicit = "".join(map(sha256, files)), times_of.in_microseconds
-    found = TrainingRows(nodes, when, split, targets, words, explicit, digest)
+    words = arrays.names.get(_TARGET, list(vocabulary or ()))
+    found = TrainingRows(nodes, when, split, target, words, explicit, digest)
     if not config.trains:
         return found
     if not (split == 0).any():
@@ -131,19 +137,3 @@ def _files(table: TrainingTable) -> tuple[list[AnyPath], dict[str, int]]:
         firsts[split] = len(files)
         files += resolve(here, str(pattern), remedy)
     return files, firsts
-
-
-def _targets(
-    table: TrainingTable,
-    kind: LabelKind,
-    files: Sequence[AnyPath],
-    vocabulary: Sequence[Any] | None,
-) -> tuple[np.ndarray, list[Any]]:
-    """Return ``targets`` and ``words`` of `TrainingRows`."""
-    label = {"column": table.target, "kind": kind}
-    rows = Table.model_validate({"files": list(map(str, files)), "labels": {_TARGET: label}})
-    arrays = TableArrays(rows, {} if vocabulary is None else {_TARGET: vocabulary})
-    arrays.fit(_TARGET, files, FitTo(), Path())
-    chunks = TableReader(files, arrays.columns).chunks()
-    found = [arrays.rows(chunk, chunk.first)[_TARGET] for chunk in chunks]
-    return np.concatenate(found), arrays.names.get(_TARGET, [])
