@@ -38,11 +38,10 @@ def make_partition(
 
     Args:
         missing: the partition to build. If its ``draft`` has a partition of the same digest, this
-        is
-            returned. With more parts than nodes, some parts are empty.
-        data: result of :func:`raygnn.graph.sources.load_graph`, with ids in range. progress: called
-        with the method, passes such as ``"stream, pass 3 of at most 11"``, and the progress
-            of stages; see `Workspace`.
+            is returned. With more parts than nodes, some parts are empty.
+        data: result of :func:`raygnn.graph.sources.load_graph`, with ids in range.
+        progress: called with the method, passes such as ``"stream, pass 3 of at most 11"``, and the
+            progress of stages; see `Workspace`.
     """
     place, method, tell = missing.draft.absolute(), missing.method, progress or (lambda text: None)
     if not is_vacant(place):

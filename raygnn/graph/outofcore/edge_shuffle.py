@@ -149,11 +149,7 @@ def shuffle(
         for at, bucket in enumerate(of):
             mine = [(first, *rows[at : at + 2], data) for first, rows, data in pieces[etype]]
             kinds = {"src": index, "degrees": number, "numbers": number}
-            kinds |= {
-                "out-src": index,
-                "out-dst": index,
-                "out-at": index_type(bucket.edges).__name__,
-            }
+            kinds |= {"out-src": index, "out-dst": index, "out-at": number}
             arrays = _files(directory / str(bucket.number), kinds, graph.runs[etype][0].data)
             gathers.append((replace(bucket, arrays=arrays), mine, numbering.bounds.tolist()))
     gathers.sort(key=lambda task: task[0].number)
@@ -245,7 +241,7 @@ def _gather(bucket: Bucket, pieces: Sequence[_Piece], bounds: list[int]) -> list
     written = {
         "src": src,
         "degrees": np.diff(starts),
-        "numbers": columns["number"][order],
+        "numbers": columns["number"][order].astype(bucket.arrays["numbers"].dtype),
         "out-src": src[by_part],
         "out-dst": dst[by_part],
         "out-at": by_part,

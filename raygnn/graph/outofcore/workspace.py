@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,13 +41,7 @@ def on_threads(
 ) -> Iterator[tuple[int, Result]]:
     """Run tasks in threads, a few more than cores, since some wait for the disk: see `Pool`."""
     with ThreadPoolExecutor(min((os.cpu_count() or 1) + 2, _MAX_THREADS), "stages") as pool:
-        running = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
-        try:
-            for done in as_completed(running):
-                yield running[done], done.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        yield from enumerate(pool.map(function, *zip(*tasks, strict=True)))
 
 
 class Workspace:

@@ -455,9 +455,10 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     for name, label in table.targets.items():
         if isinstance(label.column, tuple) and label.kind == "class":
             message = f"a class label needs one column, and {show(label.column)} are several"
-            kind = "label_kind" if table.label is not None else "its kind"
-            place = (*key, "label") if table.label is not None else (*key, "labels", name)
-            yield Problem(place, message, f"set {kind} to multi, or to number")
+            place = ("label",) if table.label is not None else ("labels", name)
+            yield Problem(
+                (*key, *place), message, "set label_kind, or its kind in labels, to multi or number"
+            )
     yield from _taken(key, table)
     for name, text in table.text.items():
         why = f"the encoder is {text.encoder}"

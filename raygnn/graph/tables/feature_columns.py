@@ -105,7 +105,7 @@ class Transformed:
         if self.described.since == SEED:
             return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
         if self.described.of_words:
-            blocks = [_indicators(chunk.num, *codes) for codes in self._codes(chunk)]
+            blocks = self._indicators_of(chunk)
         else:
             values, state = self._numbers(chunk), self.state
             if state is None:
@@ -244,10 +244,10 @@ class Transformed:
             found.append((owners, codes, words))
         return found
 
-    def _codes(self, chunk: Chunk) -> list[tuple[Array, Array, int]]:
-        """Return for each array: rows as `_encoded` does, the feature of each value, and the number
-        of features. Raises DataError for categories unseen in training."""
-        found = []
+    def _indicators_of(self, chunk: Chunk) -> list[Array]:
+        """Return the features of each array's categories, float32 ``[n, F]``. Raises DataError for
+        categories unseen in training."""
+        blocks = []
         for at, (owners, values, words) in enumerate(self._encoded(chunk)):
             if self.described.hash is not None:
                 width = self.described.hash
@@ -263,8 +263,8 @@ class Transformed:
                 remedy = "correct it, or train with unknown: bucket for the column"
                 message = f"no training row has {listed[:300]}"
                 raise chunk.error(owners[first(unknown[values])], self.columns[0], message, remedy)
-            found.append((owners, of_word[values], width))
-        return found
+            blocks.append(_indicators(chunk.num, owners, of_word[values], width))
+        return blocks
 
 
 def _nothing(where: str, message: str) -> DataError:
@@ -381,11 +381,11 @@ class Features:
     @property
     def widening(self) -> int:
         """Estimated bytes of a row beyond those of its columns."""
-        given = [
-            (one.bucket or 0, one.hash or 0, len(one.parts + 2 * one.cyclic), int(one.indicator))
-            for one in self.described
-        ]
-        return 4 * sum(n if isinstance(n, int) else len(n) for made in given for n in made)
+        total = 0
+        for one in self.described:
+            total += len(one.bucket) if isinstance(one.bucket, tuple) else one.bucket or 0
+            total += (one.hash or 0) + len(one.parts + 2 * one.cyclic) + one.indicator
+        return 4 * total
 
     @property
     def fitted(self) -> list[Transformed]:

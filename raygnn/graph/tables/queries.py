@@ -28,7 +28,6 @@ from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked
 from raygnn.graph.tables.description import Description, KeyTable
 from raygnn.graph.tables.reader import (
     ROWS,
-    Connection,
     connect,
     is_table,
     is_text,
@@ -76,7 +75,11 @@ class Query:
         try:
             with connect(file.with_suffix(".spill")) as connection:
                 connection.execute("set threads = 1")  # float sums depend on the order of rows
-                _shut_in(connection, self.files)
+                # it may open only these files, with paths as opened and as written in the query
+                allowed = [*map(text, self.files), *map(path_text, self.files)]
+                connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
+                connection.execute("set enable_external_access = false")
+                connection.execute("set lock_configuration = true")
                 for name, select in {**self.views, _RESULT: self.select}.items():
                     connection.execute(f"create view {quoted(name)} as {select}")
                 kinds = connection.execute(f"describe {quoted(_RESULT)}").fetchall()
@@ -231,15 +234,6 @@ def named(results: Mapping[Path, str]) -> Iterator[None]:
             error.what = error.what.replace(str(path), name)
             error.where = error.where and error.where.replace(str(path), name)
         raise
-
-
-def _shut_in(connection: Connection, files: Sequence[Path]) -> None:
-    """Let a connection open only these files, and change no settings."""
-    # paths as opened, and as written in the query
-    allowed = [*map(text, files), *map(path_text, files)]
-    connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
-    connection.execute("set enable_external_access = false")
-    connection.execute("set lock_configuration = true")
 
 
 def _parsed(sql: str, where: str) -> Any:

@@ -197,7 +197,7 @@ class TableReader:
                 check_file(file)
                 with _parquet_file(file) as opened:
                     rows += opened.metadata.num_rows
-                    size += self._parquet_bytes(opened)
+                    size += self._parquet_bytes(opened.metadata)
                 continue
             total = unpacked_size(file)
             try:
@@ -342,8 +342,8 @@ class TableReader:
 
     # --- Parquet
 
-    def _parquet_bytes(self, opened: pq.ParquetFile) -> int:
-        facts, size = opened.metadata, 0
+    def _parquet_bytes(self, facts: pq.FileMetaData) -> int:
+        size = 0
         for group in map(facts.row_group, range(facts.num_row_groups)):
             for at, column in enumerate(map(group.column, range(group.num_columns))):
                 if column.path_in_schema.split(".")[0] in self.columns:

@@ -315,8 +315,8 @@ def _read_edges(
             kept.add(keep)
             for array, numbers, one in zip((src, dst), found, ends.ids, strict=True):
                 array.add(numbers[keep].astype(index_type(len(one)), copy=False))
-    for stored in arrays.values() if count < reader.num else ():
-        _compact(stored, DiskArray(directory / "kept", "bool").map())
+    for written in arrays.values() if count < reader.num else ():
+        _compact(written, DiskArray(directory / "kept", "bool").map())
     return {"rows": reader.num, "kept": count}
 
 
