@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from raygnn.compat.fallbacks import nothing, private
+from raygnn.compat import nothing, private
 
 # Keys of a checkpoint that Lightning cannot resume without.
 LIGHTNING_STATE = {"global_step", "loops", "state_dict"}
@@ -15,9 +15,9 @@ LIGHTNING_STATE = {"global_step", "loops", "state_dict"}
 def save_epoch(checkpoint: dict[str, Any], done: int) -> None:
     """Correct the number of epochs in a checkpoint that is about to be saved.
 
-    A Lightning that resumed from an epoch's last batch does not count the next epoch as started.
-    Its next checkpoint reads as if no epoch were in progress, and resuming from that begins with
-    the first batch of the data. No public function sets the count.
+    After resuming from an epoch's last batch, Lightning does not count the next epoch as started.
+    Its next checkpoint then reads as if no epoch were in progress, and a run that resumes from it
+    begins with the first batch of the data. No public function sets the count.
     """
     count = {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
     saved = checkpoint["loops"]["fit_loop"]["epoch_progress"]
@@ -32,21 +32,20 @@ def save_epoch(checkpoint: dict[str, Any], done: int) -> None:
     loses="Lightning's own training loop runs, which takes about 1,400 Python calls more per step",
 )
 def lean_steps(trainer: Any) -> None:
-    """Have a training step call only the hooks that callbacks define: 470 Python calls beside the
-    engine's instead of 1,850.
+    """Have a training step call only the hooks that callbacks define: 470 Python calls instead of
+    1,850, besides those of the engine.
 
     Arguments and order of hooks, logged values, and the loop's counts and state are Lightning's.
-    Lightning's own loop runs a step with a gradient scaler, loggers or a user-defined
-    ``optimizer_step``, and the first one after a checkpoint. Ranks do not exchange before every
-    batch whether they received SIGTERM: the driver notifies them.
+    Lightning's own loop runs steps with a gradient scaler, loggers or a user-defined
+    ``optimizer_step``, and the first step after a checkpoint. Ranks do not exchange before every
+    batch whether they received SIGTERM, because the driver notifies them.
     """
     import torch
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
     from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 
-    hooks: dict[str, list[Callable[..., Any]]] = {}  # name → those that callbacks define
-    plain = takes_index = False
+    hooks: dict[str, list[Callable[..., Any]]] = {}  # name → its implementations in callbacks
 
     def call(name: str, *args: Any, **named: Any) -> Any:
         """Call a hook of the callbacks, then of the module, and return the module's result."""
@@ -61,16 +60,15 @@ def lean_steps(trainer: Any) -> None:
 
     class LeanLoop(_TrainingEpochLoop):
         def on_run_start(self, fetcher: Any) -> None:
-            nonlocal plain, takes_index
             super().on_run_start(fetcher)
             for name in _STEP_HOOKS:
-                all_of = [getattr(callback, name) for callback in trainer.callbacks]
-                none = getattr(Callback, name)
-                hooks[name] = [h for h in all_of if getattr(h, "__func__", None) is not none]
+                found = [getattr(callback, name) for callback in trainer.callbacks]
+                empty = getattr(Callback, name)
+                hooks[name] = [h for h in found if getattr(h, "__func__", None) is not empty]
             module = trainer.lightning_module
-            takes_index = "batch_idx" in self._build_kwargs(OrderedDict(), None, 0)
+            self._takes_index = "batch_idx" in self._build_kwargs(OrderedDict(), None, 0)
             steps = getattr(module.optimizer_step, "__func__", None)
-            plain = (
+            self._is_plain = (
                 module.automatic_optimization
                 and steps is LightningModule.optimizer_step
                 and getattr(trainer.precision_plugin, "scaler", None) is None
@@ -83,13 +81,13 @@ def lean_steps(trainer: Any) -> None:
         def _on_before_fetch(self) -> None:
             pass
 
-        _on_after_fetch = _on_before_fetch  # of Lightning's profiler
+        _on_after_fetch = _on_before_fetch  # both only serve Lightning's profiler
 
         def _should_check_val_fx(self, fetcher: Any) -> bool:
-            return False  # evaluation is not Lightning's
+            return False  # raygnn evaluates, not Lightning
 
         def advance(self, fetcher: Any) -> None:
-            if self.restarting or not plain:
+            if self.restarting or not self._is_plain:
                 super().advance(fetcher)
                 return
             module, progress = trainer.lightning_module, self.batch_progress
@@ -123,7 +121,7 @@ def lean_steps(trainer: Any) -> None:
             progress.increment_completed()
 
         def _step(self, batch: Any, index: int) -> Any:
-            """Forward, backward, and the optimizer's step where batches do not accumulate."""
+            """Run forward and backward, and the optimizer unless the batch only accumulates."""
             automatic, strategy = self.automatic_optimization, trainer.strategy
             optimizer = trainer.optimizers[0]
             counts, steps = automatic.optim_progress.optimizer, not self._should_accumulate()
@@ -131,8 +129,8 @@ def lean_steps(trainer: Any) -> None:
 
             @torch.enable_grad()  # an optimizer may have none
             def closure() -> Any:
-                given = {"batch": batch, "batch_idx": index} if takes_index else {"batch": batch}
-                result = automatic._training_step(given)
+                index_of = {"batch_idx": index} if self._takes_index else {}
+                result = automatic._training_step({"batch": batch, **index_of})
                 results.append(result)
                 if index % trainer.accumulate_grad_batches == 0:
                     counts.zero_grad.increment_ready()
@@ -160,7 +158,7 @@ def lean_steps(trainer: Any) -> None:
                 optimizer.step(closure=closure)
                 if not results:
                     name = type(optimizer).__name__
-                    raise RuntimeError(f"{name}.step did not call the closure that it was given")
+                    raise RuntimeError(f"{name}.step did not call the closure passed to it")
                 counts.step.increment_completed()
             else:
                 with _block_parallel_sync_behavior(strategy):

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raygnn.compat.fallbacks import nothing, private
+from raygnn.compat import nothing, private
 
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _FAILURES = "ray.train.v2._internal.execution.failure_handling"
 
-# Base classes of our policies for Ray Train, imported on first use, and their modules. Ray's
-# scaling policies decide by resources that they read some time ago, and wait in silence for nodes
-# that do not come; its elastic policy restarts without a checkpoint. Its failure policy restarts
-# max_failures times after a failure that every restart meets.
-_CLASSES = {
+# Base class of our policies for Ray Train → its module. Ray's own scaling policies decide by
+# resources that they read some time ago, and wait silently for nodes that do not come; its elastic
+# policy restarts without a checkpoint. Its failure policy restarts max_failures times, even after a
+# failure that every restart repeats.
+RAY_TRAIN_CLASSES = {
     "FixedScalingPolicy": _SCALING,
     "NoopDecision": _SCALING,
     "ResizeDecision": _SCALING,
@@ -29,15 +28,8 @@ _CLASSES = {
 }
 
 
-def base_class(name: str) -> Any:
-    """Return a class of `_CLASSES`. Raises AttributeError for another name."""
-    if name not in _CLASSES:
-        raise AttributeError(f"module 'raygnn.compat' has no attribute {name!r}")
-    return getattr(importlib.import_module(_CLASSES[name]), name)
-
-
-# Module that every process of an embedded Ray imports first: it makes the garbage collector run
-# less often while Ray and torch are imported, which then takes 2.4 instead of 3.1 s.
+# Module that every process of an embedded Ray imports first. It makes the garbage collector run
+# less often during the imports of Ray and torch, which then take 2.4 instead of 3.1 s.
 PRELOAD = {"RAY_preload_python_modules": "raygnn.worker.preload"}
 
 # Program that exits when the head node at its argument has accepted it. Ray's own connection waits
@@ -49,18 +41,19 @@ KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.ar
     "ray._private.auto_init_hook:enable_auto_connect",
     "ray._private.worker:print_to_stdstream",
     otherwise=lambda *, mute: nothing,
-    loses="Ray's own lines about workers that ended are shown beside ours",
+    loses="Ray's own messages about workers that ended are shown beside raygnn's",
 )
 def quiet_ray(*, mute: bool) -> Callable[[], None]:
-    """Prevent Ray from starting a new instance for a late call after shutdown and, if ``mute``,
-    from printing that a worker ended, which we report ourselves; returns a function that undoes
-    this."""
+    """Prevent Ray from starting a new instance for a late call after shutdown. If ``mute``, also
+    prevent it from printing that a worker ended, which raygnn reports itself. Return a function
+    that restores Ray's behaviour."""
     from ray._private import auto_init_hook, worker
 
-    changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
+    undo = contextlib.ExitStack()
+    undo.enter_context(_patched(auto_init_hook, "enable_auto_connect", False))
     if mute:
-        changes.append((worker, "print_to_stdstream", lambda *args, **options: None))
-    return _patched(changes)
+        undo.enter_context(_patched(worker, "print_to_stdstream", nothing))
+    return undo.close
 
 
 @private(
@@ -69,7 +62,7 @@ def quiet_ray(*, mute: bool) -> Callable[[], None]:
     loses="a process cannot connect to two clusters with different tokens",
 )
 def forget_token() -> None:
-    """Have Ray read the token again, of which it keeps the first of a process."""
+    """Have Ray read the token again; it caches the first token of a process."""
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()
@@ -88,32 +81,30 @@ def _shut_down_ray(then: Callable[[], object]) -> None:
     loses="SIGTERM ends the command at once while Ray shuts down",
 )
 def shut_down_ray(then: Callable[[], object]) -> None:
-    """Shut down Ray, or the connection to it. ``then`` is called after its core has ended, which
-    resets the handler of SIGTERM, and before its processes are waited for."""
+    """Shut down Ray, or the connection to it. ``then`` is called when Ray's core has ended, which
+    resets the handler of SIGTERM, but before the wait for its processes."""
     import ray
     from ray._private import worker
 
     node: Any = worker._global_node  # None if there is no connection
     kill: Any = getattr(node, "kill_all_processes", None)
-    undo = _patched([(node, "kill_all_processes", lambda **options: (then(), kill(**options)))])
-    try:
+    # patched only for now: the node calls it once more when this process ends
+    with _patched(node, "kill_all_processes", lambda **options: (then(), kill(**options))):
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute, and restore it at the end; does nothing if it does not exist."""
+    if not hasattr(owner, name):
+        yield
+        return
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
     finally:
-        undo()  # the node calls it once more when this process ends
-
-
-def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
-    """Set existing attributes, ``(owner, name, value)`` each; returns a function to undo it."""
-    changes = [change for change in changes if hasattr(change[0], change[1])]
-    before = [getattr(owner, name) for owner, name, _ in changes]
-    for owner, name, value in changes:
-        setattr(owner, name, value)
-
-    def undo() -> None:
-        for (owner, name, _), value in zip(changes, before, strict=True):
-            setattr(owner, name, value)
-
-    return undo
+        setattr(owner, name, before)
 
 
 @private(
@@ -124,26 +115,22 @@ def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
 )
 @contextlib.contextmanager
 def own_session(*, logs: bool) -> Iterator[None]:
-    """Start the processes of an embedded Ray in a session of their own, without an autoscaler, the
+    """Start the processes of an embedded Ray in a separate session, without an autoscaler, the
     dashboard's server and, unless ``logs``, the reader of workers' output, which together take 3 s.
 
-    Signals that a terminal or a job manager sends to the whole process group would otherwise end
-    Ray's processes first, so that an interrupted run could not save a checkpoint.
+    A terminal or a job manager sends signals to a whole process group. In the same session they
+    would end Ray's processes first, and an interrupted run could not save a checkpoint.
     """
     from ray._private import node, services
 
     popen = getattr(services, "ConsolePopen", None)
     idle = ["start_monitor", "start_api_server", *([] if logs else ["start_log_monitor"])]
-    undo = _patched(
-        [
-            (services, "ConsolePopen", popen and functools.partial(popen, start_new_session=True)),
-            *((node.Node, name, lambda *args, **options: None) for name in idle),
-        ]
-    )
-    try:
+    own = popen and functools.partial(popen, start_new_session=True)
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(_patched(services, "ConsolePopen", own))
+        for name in idle:
+            patches.enter_context(_patched(node.Node, name, nothing))
         yield
-    finally:
-        undo()
 
 
 @private(
@@ -152,9 +139,9 @@ def own_session(*, logs: bool) -> Iterator[None]:
     loses="worker processes that die as soon as they start are reported after Ray's own timeout",
 )
 def list_actors() -> list[Mapping[str, Any]] | None:
-    """Return the actors of this process's Ray job, in an actor those that it created itself; None
-    if they cannot be listed. The public function needs the dashboard, which an embedded Ray does
-    not have."""
+    """Return the actors of this process's Ray job, or only its own children if the process is an
+    actor; None if they cannot be listed. Ray's public function needs the dashboard, which an
+    embedded Ray does not have."""
     import ray
     from ray._private import state
 
@@ -172,7 +159,7 @@ def list_actors() -> list[Mapping[str, Any]] | None:
     loses="a job that does not stop in time ends when its command disconnects from Ray",
 )
 def kill_actors(class_name: str) -> None:
-    """Kill this process's actors of a class; Ray Train returns no handle of them."""
+    """Kill this process's actors of a class, to which Ray Train returns no handle."""
     import ray
     from ray._private.worker import global_worker
 
@@ -188,7 +175,7 @@ def kill_actors(class_name: str) -> None:
     loses="free resources are counted without those that other jobs hold",
 )
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return node id → its free resources; the public function returns their sum over all nodes."""
+    """Return node id → its free resources. Ray's public function sums them over all nodes."""
     from ray._private import state
 
     free: dict[str, dict[str, float]] = state.state.available_resources_per_node()
@@ -198,11 +185,11 @@ def free_resources() -> dict[str, dict[str, float]]:
 @private(
     "ray._private.state:state.get_draining_nodes",
     otherwise=dict,
-    loses="no checkpoint is written when the cloud announces that it takes a node away",
+    loses="no checkpoint is written when the cloud announces a preemption",
 )
 def draining_nodes() -> dict[str, float | None]:
-    """Return the ids of nodes that are being drained → seconds until they go, None if unknown.
-    Ray Train's own watcher asks the same way."""
+    """Return node id → seconds until the node is removed (None = unknown), for nodes that are being
+    drained. Ray Train's own watcher calls the same function."""
     from ray._private import state
 
     now = time.time()
@@ -217,7 +204,7 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
 
 
 @private(
-    *(f"{module}:{name}" for name, module in _CLASSES.items()),
+    *(f"{module}:{name}" for name, module in RAY_TRAIN_CLASSES.items()),
     f"{_SCALING}:FixedScalingPolicy(scaling_config)",
     f"{_SCALING}:FixedScalingPolicy.make_decision_for_non_running_worker_group(self)",
     f"{_SCALING}:FixedScalingPolicy.make_decision_for_running_worker_group"
@@ -232,7 +219,7 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
     "ray.train.v2._internal.execution.worker_group:WorkerGroup.poll_status(self, timeout)",
     otherwise=lambda: False,
     loses="Ray Train scales and restarts by its own policies: a run waits for nodes without a "
-    "message, and restarts after failures that a restart meets again",
+    "message, and restarts even after a failure that every restart repeats",
 )
 def scales_itself() -> bool:
     """True if Ray Train can run with our scaling and failure policies."""
@@ -248,14 +235,16 @@ def lean_trainer(
     stopped: Callable[[], bool],
     died: Callable[[], bool],
 ) -> type[Any]:
-    """Return a TorchTrainer class with our policies, see `scales_itself`, that starts up to four
-    processes less, of 1 to 3 s each.
+    """Return a TorchTrainer class with our policies (see `scales_itself`) that starts up to four
+    processes fewer, each of which takes 1 to 3 s.
 
-    The one for Ray Data's datasets is not used. If the ranks end with this process (``inside``),
-    the controller runs in the thread that calls ``fit``, without a placement group cleaner, which
-    waits 10 s for a dashboard when it ends. An embedded Ray (``local``) needs no autoscaler.
+    The process for Ray Data's datasets is never started. If the ranks end with this process
+    (``inside``), the controller runs in the thread that calls ``fit``, without a placement group
+    cleaner, which waits 10 s for a dashboard when it ends. An embedded Ray (``local``) needs no
+    autoscaler.
 
-    Calls of a Ray that has ended end this process: none is made once ``stopped`` or ``died``.
+    A call of a Ray that has ended would end this process, so none is made once ``stopped`` or
+    ``died`` returns True.
     """
     from ray.runtime_context import RuntimeContext
     from ray.train.torch import TorchTrainer
@@ -266,7 +255,7 @@ def lean_trainer(
 
     class WatchedWorkerGroup(WorkerGroup):
         def poll_status(self, timeout: float | None = None) -> Any:
-            if died():  # any further call of Ray would end this process
+            if died():
                 raise asyncio.CancelledError
             return super().poll_status(timeout)
 
@@ -284,12 +273,9 @@ def lean_trainer(
             for request in ("send", "maybe_send", "cancel") if local else ():
                 setattr(policy, f"_{request}_resource_request", lambda: None)
             controller = Controller(**arguments)
-            # it passes ranks its actor handle, which they would query for what they reported
-            undo = _patched([(RuntimeContext, "current_actor", None)])
-            try:
+            # otherwise it passes its actor handle to the ranks, which would query it
+            with _patched(RuntimeContext, "current_actor", None):
                 asyncio.run(controller.run())
-            finally:
-                undo()
             return controller.get_result()
 
         def _create_default_callbacks(self) -> list[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from raygnn.compat.fallbacks import nothing, private
+from raygnn.compat import nothing, private
 
 
 def _import_torchmetrics() -> None:
@@ -22,8 +22,8 @@ def _import_torchmetrics() -> None:
 @private("torchmetrics<1.10", otherwise=_import_torchmetrics, loses="every rank starts 1 s later")
 def import_torchmetrics() -> None:
     """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in every
-    rank (torchmetrics 1.4 to 1.9). It only checks whether an old name exists there, for a speech
-    package. Whatever needs scipy.signal imports it afterwards as usual."""
+    rank (torchmetrics 1.4 to 1.9). torchmetrics only checks whether an old name exists there, for a
+    speech package. Later imports of scipy.signal work as usual."""
     wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
     known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
     if known or any(importlib.util.find_spec(name) for name in wanted_by):
@@ -38,7 +38,7 @@ def import_torchmetrics() -> None:
 
 
 def _shared_store() -> Any:
-    """Return a store of its own for all ranks. Collective."""
+    """Return a separate store that all ranks share. Collective."""
     import torch.distributed as dist
 
     host, master = os.environ.get("MASTER_ADDR", "localhost"), dist.get_rank() == 0
@@ -51,10 +51,11 @@ def _shared_store() -> Any:
 @private(
     "torch.distributed.distributed_c10d:_get_default_store()",
     otherwise=_shared_store,
-    loses="ranks report failures to each other over a port of its own",
+    loses="ranks report failures to each other over an additional port",
 )
 def default_store() -> Any:
-    """Return the store of the default process group. Collective where that is private."""
+    """Return the store of the default process group. Call it on all ranks: its fallback is
+    collective."""
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store()
@@ -63,10 +64,10 @@ def default_store() -> Any:
 @private(
     "torch.distributed.rendezvous:TCPStore",
     otherwise=nothing,
-    loses="rank 0's store listens on every address of its machine, not on the planned one alone",
+    loses="rank 0's store listens on every address of its machine, not only on the planned one",
 )
 def listen_on_own_address() -> None:
-    """Have the stores of this process, created from now on, listen on their own address alone."""
+    """Have the stores that this process creates from now on listen only on their own address."""
     # torch.distributed.rendezvous is also the name of a function
     module: Any = importlib.import_module("torch.distributed.rendezvous")
     module.TCPStore = _store
@@ -97,7 +98,7 @@ def _bound(host: str, port: int) -> socket.socket | None:
     loses="the collective that a rank hangs in is not named",
 )
 def flight_recorders() -> list[Callable[..., bytes]]:
-    """Return the functions that dump a rank's collectives, of gloo and of NCCL."""
+    """Return torch's functions that dump a rank's collectives, for gloo and NCCL."""
     import torch
 
     names = ("_dump_fr_trace", "_dump_nccl_trace")
@@ -112,8 +113,8 @@ def _copy_each(targets: list[Any], sources: list[Any]) -> None:
 
 @private("torch:_foreach_copy_", otherwise=_copy_each, loses="steps with many buffers take longer")
 def copy_all(targets: list[Any], sources: list[Any]) -> None:
-    """Copy tensors of one dtype and device: one kernel on a GPU; 25 us instead of 55 for 60 small
-    buffers on a CPU."""
+    """Copy tensors of one dtype and device. It takes one kernel on a GPU, and 25 us instead of 55
+    for 60 small buffers on a CPU."""
     import torch
 
     torch._foreach_copy_(targets, sources)
@@ -125,7 +126,7 @@ def copy_all(targets: list[Any], sources: list[Any]) -> None:
     loses="the check for gradients that are not finite takes longer",
 )
 def norms(tensors: list[Any]) -> list[Any]:
-    """Return the norm of each tensor, by one kernel on a GPU."""
+    """Return the norm of each tensor; one kernel on a GPU."""
     import torch
 
     return list(torch._foreach_norm(tensors))
@@ -137,8 +138,8 @@ def norms(tensors: list[Any]) -> list[Any]:
     loses="every step on a GPU waits for the check for gradients that are not finite",
 )
 def skip_step_where(optimizer: Any, bad: Any) -> bool:
-    """Have a fused Adam skip its next step on the GPU if ``bad``, a tensor, is not zero; returns
-    True if it will. Gradient scalers of torch pass it the same way."""
+    """Have a fused Adam skip its next step on the GPU if the tensor ``bad`` is not zero. Return
+    True if it will. torch's gradient scalers pass it the same way."""
     optimizer.found_inf = bad
     return True
 
@@ -160,8 +161,8 @@ def check_reduced(ddp: Any) -> None:
     loses="the report does not show the sizes of DDP's buckets",
 )
 def bucket_sizes(ddp: Any, *, rebuilt: bool) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes, as rebuilt after the first step; those of the
-    start if ``rebuilt`` is False (a DDP that finds unused parameters)."""
+    """Return the sizes of DDP's buckets in bytes, as rebuilt after the first step. A DDP that finds
+    unused parameters (``rebuilt=False``) keeps its initial buckets."""
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or (not rebuilt and logged.get("bucket_sizes")) or ""
     return [int(size) for size in sizes.split(", ") if size]
@@ -176,8 +177,8 @@ BUCKET_ORDER = "the first step after a resume may round differently from three w
     loses=BUCKET_ORDER,
 )
 def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> bool:
-    """Have DDP build its buckets as after a backward pass in which gradients arrive in this order;
-    returns True if it did. Collective."""
+    """Have DDP build its buckets as if gradients had arrived in this order in a backward pass.
+    Return True if it did. Collective."""
     import torch
 
     ddp.reducer.prepare_for_backward([])
@@ -190,12 +191,12 @@ def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> bool:
 
 @private("torch:Tensor._base", otherwise=lambda tensor: True, loses="one more copy in typed layers")
 def is_view(tensor: Any) -> bool:
-    """True if a tensor may share another's memory, which then must not be written to."""
+    """True if a tensor may share the memory of another one, and must not be written to."""
     return tensor._base is not None
 
 
 def with_model(module: Any, model: Any) -> Any:
-    """Return a shallow copy of a module with another ``model`` in its own table of submodules."""
+    """Return a shallow copy of a module with ``model`` in place of its submodule of this name."""
     other = copy.copy(module)
     other._modules = {**module._modules, "model": model}
     return other
@@ -213,8 +214,9 @@ def _public_linear(x: Any, weight: Any, bias: Any) -> Any:
     loses="linear layers on a CPU take longer",
 )
 def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
-    """Return ``x @ weight.T + bias`` by oneDNN, as torch's compiler calls it: the bias is added in
-    the same pass. Raises RuntimeError without oneDNN, or on a processor that it does not know."""
+    """Return ``x @ weight.T + bias`` computed by oneDNN, which adds the bias in the same pass;
+    torch's compiler calls it the same way. Raises RuntimeError without oneDNN, or on a processor
+    that oneDNN does not support."""
     import torch
 
     if not torch.backends.mkldnn.is_available():
@@ -229,7 +231,7 @@ def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
 )
 def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: Any) -> Any:
     """Return the gradient ``[E]`` of the weights of an ``embedding_bag`` sum: dot products of
-    ``grad[bag]`` and ``rows[index]``, neither of which, ``[E, F]``, is allocated."""
+    ``grad[bag]`` and ``rows[index]``, without allocating these ``[E, F]`` arrays."""
     import torch
 
     dtype = grad.dtype

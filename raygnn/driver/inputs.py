@@ -26,7 +26,6 @@ from raygnn.graph.validate import check_weights
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition_facts import (
     collection_facts,
-    dataset_facts,
     graph_facts,
     partition_facts,
 )
@@ -302,7 +301,7 @@ class CollectionInput:
     def facts(self, config: Config) -> PartitionFacts:
         """Return the facts; none of graphs that are not packed yet."""
         if isinstance(meta := self.found, MissingCollection):
-            return dataset_facts()
+            return PartitionFacts()
         meta.check_target(config.task, known=config.trains)
         splits = _splits(meta, config) if config.trains else {}
         return collection_facts(meta, splits, stored=not self.temporary)

@@ -14,7 +14,7 @@ from raygnn.driver.inputs import Input, PartitionInput, patient, read_early, wit
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.partition_facts import Stored, goal_of
+from raygnn.preflight.partition_facts import Stored, edges_of, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display, NullDisplay
@@ -171,11 +171,12 @@ def make_plan(
 
 def goals_of(config: Config, facts: PartitionFacts) -> dict[str, TaskTarget]:
     """Return the prediction target of each task, by task name."""
-    goals = {name: goal_of(one, facts) for name, one in config.by_task.items()}
-    return {
-        name: TaskTarget(ntype, None if isinstance(edges, tuple) else edges)
-        for name, (ntype, edges) in goals.items()
-    }
+    goals = {}
+    for name, one in config.by_task.items():
+        edges = edges_of(one, facts)
+        ntype = task_ntype(one, facts.columns)
+        goals[name] = TaskTarget(ntype, None if isinstance(edges, tuple) else edges)
+    return goals
 
 
 def goal_fields(config: Config, goals: Mapping[str, TaskTarget]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from raygnn import compat
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine
-from raygnn.preflight.knock import Knock
+from raygnn.preflight.connections import Knock
 from raygnn.runs.interrupts import taken
 from raygnn.util import reaper
 from raygnn.worker.ray_nodes import takes_connection

@@ -33,11 +33,10 @@ from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
 from raygnn.errors import InputError
 from raygnn.graph.sources.library_graphs import with_graph
-from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
-from raygnn.preflight.report import Report
+from raygnn.preflight.report import Report, preflight
 from raygnn.runs.metrics_files import MetricsTail, Record
 from raygnn.runs.report.page import reported
 from raygnn.runs.run import Run, open_run
@@ -208,7 +207,7 @@ def check(
             batch = config.sampling.batch_size * workers
             if isinstance(given, PartitionInput) and given.unread:
                 show.note(_UNREAD)
-                report = preflight_report.before_graph(config, nodes.survey(None))
+                report = preflight(config, None, nodes.survey(None))
             else:
                 report = make_plan(config, nodes, workers, given, batch, show).report
     if _is_there(config):
@@ -258,6 +257,6 @@ def inspect(
             cluster.wait()
             with Probes() as probes:
                 found = probes.ask(question, config.cluster.probe_timeout.seconds)
-    report = preflight_report.inspect(config, found)
+    report = preflight(config, None, found, of_job=False)
     show_report(show, report)
     return report

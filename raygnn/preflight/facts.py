@@ -1,5 +1,5 @@
-"""Plain facts about nodes, resources and the partition, as `raygnn.preflight.probe` and
-`raygnn.preflight.partition_facts` collect them. All sizes are in bytes."""
+"""Facts about nodes, resources and the partition, collected by `raygnn.preflight.probe` and
+`raygnn.preflight.partition_facts`. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ class NodeFacts:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     code: str | None = None  # SHA-256 over raygnn's source files
     cpu: str | None = None  # the processor's model
-    # those of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16`` that it has
+    # supported instruction sets among ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16``
     cpu_flags: tuple[str, ...] = ()
     cpus: int = 0  # available to a process
     gpus: tuple[Gpu, ...] = ()  # available to a process
     memory: int | None = None  # of the machine or the container, whichever has less
-    memory_available: int | None = None  # likewise
+    memory_available: int | None = None  # the same, free now
     network: NodeNetwork = field(default_factory=NodeNetwork)
-    # variables of communication and threads that are set already
+    # variables of communication and threads that are set on the node
     environment: Mapping[str, str] = field(default_factory=dict)
     shm_free: int | None = None  # free space in ``/dev/shm``
-    cache: str | None = None  # why the node cannot cache parts in ``staging.path``; None = it can
+    cache: str | None = None  # why ``staging.path`` cannot be used; None = it can
     cache_free: int | None = None  # free space in ``staging.path``
     disk_free: int | None = None  # free space in ``storage``
-    # ``"ok"`` if ``storage`` is the driver's and writable; ``"missing"``, ``"other"`` (the same
-    # path, but not the driver's) or ``"readonly"``
+    # ``"ok"`` if ``storage`` is the driver's directory and writable; ``"missing"``, ``"other"``
+    # (another directory at the same path) or ``"readonly"``
     storage: str = "ok"
-    # for an object store that is not ``"ok"``: problem and remedy
+    # problem and remedy if ``storage`` is an object store that is not ``"ok"``
     storage_error: tuple[str, str] | None = None
-    # path within the partition → size, of the files that the node sees
+    # file of the partition that the node sees (path within it) → size
     partition_files: Mapping[str, int] = field(default_factory=dict)
     partition_fingerprint: str | None = None  # SHA-256 over the partition's json files
     problem: str | None = None  # why there are no facts, if there are none
@@ -67,7 +67,7 @@ class NodeResources:
     gpus: float
 
     def workers(self, cpus: float, gpus: float) -> int:
-        """Return how many workers of so many CPUs and GPUs each fit."""
+        """Return the number of workers that fit, with this many CPUs and GPUs each."""
         fits = [int(self.cpus // cpus)] if cpus else []
         fits += [int(self.gpus // gpus)] if gpus else []
         return min(fits)
@@ -75,12 +75,12 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that Ray may assign: on each node, used or not, and the sums that are free now."""
+    """Resources that Ray may assign: of each node, used or free, and the free sums."""
 
     nodes: tuple[NodeResources, ...]
     free_cpus: float
     free_gpus: float
-    growing: float = 0.0  # seconds that a job would wait for more nodes; 0 if none will come
+    growing: float = 0.0  # seconds that a job would wait for more nodes; 0 if none will join
 
     @property
     def cpus(self) -> float:
@@ -91,13 +91,13 @@ class Resources:
         return sum(node.gpus for node in self.nodes)
 
     def workers(self, cpus: float, gpus: float) -> int:
-        """Return how many workers of so many CPUs and GPUs each fit, none split between nodes."""
+        """Return the number of workers that fit, each on one node."""
         return sum(node.workers(cpus, gpus) for node in self.nodes)
 
 
 @dataclass(frozen=True, order=True)
 class ArrayType:
-    """Type of an array in one part: dtype (``"float32"``) and shape of one row."""
+    """Type of an array: dtype (``"float32"``) and shape of one row."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -108,22 +108,23 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """Partition as the driver sees it, or the graph before it is partitioned."""
+    """Partition as the driver sees it, or the graph before it is partitioned. Without arguments:
+    graphs that have not been read."""
 
-    directory: str  # its path; empty before it is built
-    num_parts: int
-    bytes: int  # its size, or that of the graph in memory
-    files: Mapping[str, int]  # path within it → size
-    fingerprint: str | None  # SHA-256 over its json files; None before it is built
-    nodes: Mapping[str, int]  # node type → number of nodes
+    directory: str = ""  # its path; empty before it is built
+    num_parts: int = 1
+    bytes: int = 0  # of its files, or of the graph in memory
+    files: Mapping[str, int] = field(default_factory=dict)  # path within it → size
+    fingerprint: str | None = None  # SHA-256 over its json files; None before it is built
+    nodes: Mapping[str, int] = field(default_factory=dict)  # node type → number of nodes
     # node type → array → its type in each part; a single one if ``alike``
-    columns: Mapping[str, Mapping[str, tuple[ArrayType, ...]]]
-    # ``train``, ``val``, ``test`` → number of nodes of the target type, or of graphs; known ones
-    # only
-    splits: Mapping[str, int]
+    columns: Mapping[str, Mapping[str, tuple[ArrayType, ...]]] = field(default_factory=dict)
+    # ``train``, ``val``, ``test`` → number of nodes of the target type, or of graphs; splits of
+    # unknown size are missing
+    splits: Mapping[str, int] = field(default_factory=dict)
     # node type → its ``splits``
     by_type: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    alike: bool = False  # every part has the same arrays, cut from one array each
+    alike: bool = False  # the arrays have one type in all parts
     # edge type → array → its type in the first part that has edges
     edges: Mapping[EdgeType, Mapping[str, ArrayType]] = field(default_factory=dict)
     # edge type → the type of its reverse edges, if known

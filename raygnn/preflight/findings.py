@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias, get_args
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import EdgeTarget
+from raygnn.preflight.connections import Link
 from raygnn.preflight.facts import ArrayType, NodeFacts, PartitionFacts, Resources
-from raygnn.preflight.links import Link
-from raygnn.preflight.partition_facts import goal_of, known_splits
+from raygnn.preflight.partition_facts import edges_of, known_splits, task_ntype
 
 Severity = Literal["error", "warn", "info"]
 
@@ -26,17 +26,17 @@ class Finding:
     severity: Severity
     what: str  # one sentence, with the values in it
     remedy: str = ""  # one sentence, what to do
-    nodes: tuple[str, ...] = ()  # the nodes concerned; empty if it is about the job as a whole
+    nodes: tuple[str, ...] = ()  # affected nodes; empty if it is about the job as a whole
 
     def __str__(self) -> str:
         named = (rf"(\b(on|from|to)|,) {re.escape(node)}(?![\w.-])" for node in self.nodes)
         if all(re.search(pattern, self.what) for pattern in named):
-            return self.what  # it names them already, if there are any
+            return self.what  # it has no nodes, or names them already
         return f"{self.what} (on {', '.join(self.nodes)})"
 
     @property
     def text(self) -> str:
-        """Severity, check, sentence and remedy, for people."""
+        """Severity, check, sentence and remedy, as shown to users."""
         remedy = f"\n  → {self.remedy}" if self.remedy else ""
         return f"{self.severity} [{self.check}]: {self}{remedy}"
 
@@ -56,11 +56,7 @@ class JobFacts:
     nodes: tuple[NodeFacts, ...]  # nodes that answered; ``silent`` are those that did not
     silent: tuple[NodeFacts, ...]
     workers: int  # number of workers at the start
-    ntype: str | None  # node type of the targets; None if there is no such type
-    links: tuple[Link, ...] = ()  # measured links between nodes
-    # edges of the targets, or problem and remedy; None if the task is not on edges. With multi-task
-    # learning, `by_task` has both
-    edges: EdgeTarget | tuple[str, str] | None = None
+    links: tuple[Link, ...] = ()  # tested links between nodes
     dry_run: Finding | None = None  # finding of the model's dry run, if any
 
     @cached_property
@@ -70,33 +66,37 @@ class JobFacts:
             return {"": self}
         facts, jobs = self.partition, {}
         for name, config in self.config.by_task.items():
-            ntype, edges = goal_of(config, facts)
-            partition = replace(
-                facts, splits=known_splits(config, facts.by_type.get(ntype or "", {}))
-            )
-            jobs[name] = replace(self, config=config, partition=partition, ntype=ntype, edges=edges)
+            partition = replace(facts, splits=known_splits(config, facts.columns, facts.by_type))
+            jobs[name] = replace(self, config=config, partition=partition)
         return jobs
 
     @cached_property
+    def ntype(self) -> str | None:
+        """Target node type of a single task; None if there is none."""
+        return task_ntype(self.config, self.partition.columns)
+
+    @cached_property
+    def edges(self) -> EdgeTarget | tuple[str, str] | None:
+        """Target edges of a single task, or problem and remedy; None if it is not on edges."""
+        return edges_of(self.config, self.partition)
+
+    @cached_property
     def holding(self) -> tuple[NodeFacts, ...]:
-        """Nodes with capacity for a worker; all nodes, if none has."""
+        """Nodes with capacity for a worker; all nodes if none has."""
         cluster = self.config.cluster
-        room = {
-            node.node
-            for node in self.resources.nodes
-            if node.workers(cluster.cpus_per_worker, cluster.gpus_per_worker)
-        }
-        return tuple(node for node in self.nodes if node.node in room) or self.nodes
+        cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
+        fit = {node.node for node in self.resources.nodes if node.workers(cpus, gpus)}
+        return tuple(node for node in self.nodes if node.node in fit) or self.nodes
 
     @property
     def fewest(self) -> int:
-        """Fewest workers with which the job may continue."""
+        """Smallest number of workers with which the job may continue."""
         limits = self.config.cluster.limits
         return min(limits[0], self.workers) if limits else self.workers
 
     @property
     def most(self) -> int:
-        """Most workers; batches and the partition are planned for this number."""
+        """Largest number of workers, for which batches and the partition are planned."""
         limits = self.config.cluster.limits
         return max(limits[1], self.workers) if limits else self.workers
 
@@ -110,7 +110,7 @@ Check: TypeAlias = Callable[[JobFacts], Iterator[Finding]]
 
 
 def run_checks(job: JobFacts, checks: Iterable[Check]) -> tuple[Finding, ...]:
-    """Return all findings, errors first; errors that ``cluster.allow`` names become notes."""
+    """Return all findings, errors first. Errors of checks in ``cluster.allow`` become notes."""
     allowed = job.config.cluster.allow
     findings = []
     for check in checks:
@@ -123,17 +123,16 @@ def run_checks(job: JobFacts, checks: Iterable[Check]) -> tuple[Finding, ...]:
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort findings: errors, warnings, notes."""
-    order = {"error": 0, "warn": 1, "info": 2}
-    return tuple(sorted(findings, key=lambda finding: order[finding.severity]))
+    return tuple(sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity)))
 
 
 def some(number: int, noun: str) -> str:
-    """``1 node``, ``2 nodes``."""
+    """Return a number and its noun: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 def counted(findings: Sequence[Finding]) -> str:
     """Count findings by severity: ``1 error, 2 warnings``; empty for none."""
-    counts = Counter[str](finding.severity for finding in findings)
-    nouns = {"error": "error", "warn": "warning", "info": "note"}
-    return ", ".join(some(counts[s], noun) for s, noun in nouns.items() if counts[s])
+    counts = Counter(finding.severity for finding in findings)
+    nouns = zip(get_args(Severity), ("error", "warning", "note"))
+    return ", ".join(some(counts[s], noun) for s, noun in nouns if counts[s])

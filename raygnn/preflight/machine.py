@@ -28,20 +28,19 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 _FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
 
-# Of communication and threads. Those of CUDA are named in full: others share their prefix.
+# Variables of communication and threads. CUDA's are named in full, because unrelated variables
+# share their prefix.
 _VARIABLES = re.compile(
     r"(NCCL|GLOO|OMP|MKL|KMP|TORCH_DISTRIBUTED|TORCH_NCCL|TORCH_FR|UCX|FI)_.*"
     r"|CUDA_LAUNCH_BLOCKING|CUDA_VISIBLE_DEVICES"
 )
 
 _RESOLVE = 2.0  # seconds for a name to be resolved
-_UNNAMED = "GPU"
 
 
 def cpus() -> int:
     """Return the CPUs available to the process, within its affinity and the container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0))
     quota = [number(word) for word in words(_SYS / "fs/cgroup/cpu.max")]
     if len(quota) == 2 and quota[0] and quota[1]:  # "max" is no number
         count = min(count, -(-quota[0] // quota[1]))
@@ -49,14 +48,15 @@ def cpus() -> int:
 
 
 def cpu_model() -> str | None:
-    """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; of most Arm servers
-    the kernel's number of it."""
-    fields = _fields(_PROC / "cpuinfo")  # of the first processor
+    """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; on most Arm servers
+    the number of its model."""
+    fields = _fields(_PROC / "cpuinfo")
     return fields.get("model name") or fields.get("CPU part")
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """Return which of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16`` it has, sorted."""
+    """Return which of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16`` the processor has,
+    sorted."""
     return tuple(sorted(_FLAGS.intersection(_fields(_PROC / "cpuinfo").get("flags", "").split())))
 
 
@@ -69,9 +69,9 @@ def free_space(path: Path) -> int | None:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of communication and threads that are set, without secrets."""
+    """Return the environment variables of communication and threads, without secrets."""
     return {
-        name: os.fsencode(value).decode(errors="replace")  # fit to be written anywhere
+        name: os.fsencode(value).decode(errors="replace")  # valid UTF-8
         for name, value in sorted(os.environ.items())
         if _VARIABLES.fullmatch(name) and not is_secret(name, value)
     }
@@ -91,8 +91,8 @@ def code_digest() -> str:
 
 
 def network(address: str | None) -> NodeNetwork:
-    """Return this machine's network; takes up to 2 s if its name does not resolve. ``address`` is
-    Ray's IPv4 address of it."""
+    """Return this machine's network; takes up to 2 s if its host name does not resolve.
+    ``address``: the IPv4 address that Ray uses for it."""
     interfaces = _interfaces()
     return NodeNetwork(
         address=address,
@@ -106,7 +106,7 @@ def network(address: str | None) -> NodeNetwork:
 def _interfaces() -> tuple[Interface, ...]:
     addresses: dict[str, list[str]] = defaultdict(list)
     for label, entries in psutil.net_if_addrs().items():
-        # "eth0:1" is a label of a further address of eth0.
+        # "eth0:1" labels another address of eth0
         ipv4 = [entry.address for entry in entries if entry.family == socket.AF_INET]
         addresses[label.partition(":")[0]] += ipv4
     states = psutil.net_if_stats()
@@ -126,21 +126,20 @@ def _resolve(name: str) -> tuple[str, ...]:
     """Return the IPv4 addresses of a host name, sorted; none after 2 s."""
     addresses: list[str] = []
 
-    def look() -> None:
-        try:
+    def resolve() -> None:
+        with suppress(OSError, UnicodeError):  # unknown, or too long for a name
             answers = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # unknown, or too long for a name
-            return
-        addresses.extend(sorted({str(answer[4][0]) for answer in answers}))
+            addresses.extend(sorted({str(answer[4][0]) for answer in answers}))
 
     # getaddrinfo has no timeout, and a daemon thread does not keep the process from ending
-    thread = threading.Thread(target=look, name="resolve", daemon=True)
+    thread = threading.Thread(target=resolve, name="resolve", daemon=True)
     thread.start()
     thread.join(_RESOLVE)
     return tuple(addresses)
 
 
 def _fields(file: Path) -> dict[str, str]:
+    """Return the first value of each ``name: value`` in a file."""
     fields: dict[str, str] = {}
     for line in lines(file):
         name, _, value = line.partition(":")
@@ -155,109 +154,91 @@ def gpus() -> tuple[Gpu, ...]:
     Unknown facts are None; in a container, NVML may hide processes.
 
     ``CUDA_VISIBLE_DEVICES`` is parsed as torch does: GPU indices, (prefixes of) ``GPU-`` UUIDs or
-    complete ``MIG-`` UUIDs, up to the first invalid one; one that is named twice hides all. Indices
-    are in PCI bus order, which is CUDA's if all GPUs are of one model. A GPU that is cut into MIG
-    slices counts as one unless the variable names slices.
+    complete ``MIG-`` UUIDs, up to the first invalid entry; a duplicate entry hides all GPUs.
+    Indices are in PCI bus order, which is CUDA's if all GPUs are of one model. A GPU that is
+    divided into MIG slices counts as one unless the variable names slices.
     """
-    import pynvml
+    import pynvml as nvml
 
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or not the one that its library belongs to
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver, or another driver than the library's
         return ()
     try:
-        return _from_nvml(pynvml)
+        return tuple(_gpu(nvml, handle) for handle in _visible(nvml))
     finally:
-        _ask(pynvml, "nvmlShutdown")
+        _query(nvml, "nvmlShutdown")
 
 
-def _from_nvml(nvml: Any) -> tuple[Gpu, ...]:
-    handles = _handles(nvml)
-    uuids = [_text(_ask(nvml, "nvmlDeviceGetUUID", handle)) for handle in handles]
-    driver = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
-    visible = []
-    for one in _visible(uuids):
-        if isinstance(one, int):
-            handle, uuid = handles[one], uuids[one]
-        else:
-            handle, uuid = _ask(nvml, "nvmlDeviceGetHandleByUUID", one), one
-            if handle is None:
-                break  # no such slice
-        visible.append(_gpu(nvml, handle, uuid, driver))
-    return tuple(visible)
-
-
-def _handles(nvml: Any) -> list[Any]:
+def _visible(nvml: Any) -> list[Any]:
+    """Return NVML's handles of the GPUs or MIG slices in ``CUDA_VISIBLE_DEVICES``; None for a GPU
+    that NVML cannot open."""
     handles: list[Any] = []
-    for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
+    for index in range(_query(nvml, "nvmlDeviceGetCount") or 0):
         try:
             handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
         except nvml.NVMLError_NoPermission:
             continue  # CUDA does not count it
         except nvml.NVMLError:
             handles.append(None)
-    return handles
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return handles
+    uuids = [_text(_query(nvml, "nvmlDeviceGetUUID", handle)) or "" for handle in handles]
+    entries = [entry.strip() for entry in value.split(",")]
+    is_uuid, is_slice = (entries[0].startswith(kind) for kind in ("GPU-", "MIG-"))
+    chosen: dict[int | str, Any] = {}
+    for entry in entries:
+        if (entry.startswith("GPU-"), entry.startswith("MIG-")) != (is_uuid, is_slice):
+            break
+        if is_slice:
+            key: int | str = entry
+            handle = _query(nvml, "nvmlDeviceGetHandleByUUID", entry)
+            if handle is None:
+                break  # no such slice
+        else:
+            number = re.match(r"\+?([0-9]{1,9})", entry)  # as C reads it: "1st" is 1
+            index = int(number[1]) if number else -1
+            fits = [
+                i for i, u in enumerate(uuids) if (u.startswith(entry) if is_uuid else i == index)
+            ]
+            if len(fits) != 1:
+                break
+            key, handle = fits[0], handles[fits[0]]
+        if key in chosen:
+            return []
+        chosen[key] = handle
+    return list(chosen.values())
 
 
-def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None) -> Gpu:
-    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    # some facts are those of the GPU that a MIG slice is cut from
-    whole = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
-    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", whole)
-    ecc = _ask(nvml, "nvmlDeviceGetEccMode", whole)
-    processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    memory = _query(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    # NVML reports some facts only for the GPU that a MIG slice belongs to
+    gpu = _query(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
+    capability = _query(nvml, "nvmlDeviceGetCudaComputeCapability", gpu)
+    ecc = _query(nvml, "nvmlDeviceGetEccMode", gpu)
+    processes = _query(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return Gpu(
-        model=_text(_ask(nvml, "nvmlDeviceGetName", handle)) or _UNNAMED,
-        uuid=uuid,
+        model=_text(_query(nvml, "nvmlDeviceGetName", handle)) or "GPU",
+        uuid=_text(_query(nvml, "nvmlDeviceGetUUID", handle)),
         memory=None if memory is None else int(memory.total),
-        driver=driver,
+        driver=_text(_query(nvml, "nvmlSystemGetDriverVersion")),
         capability=None if capability is None else (capability[0], capability[1]),
         ecc=None if ecc is None else bool(ecc[0]),  # [1]: after the next restart
         processes=tuple(sorted({process.pid for process in processes})),
     )
 
 
-def _ask(nvml: Any, query: str, *arguments: Any) -> Any:
+def _query(nvml: Any, function: str, *arguments: Any) -> Any:
+    """Call a function of NVML; None if an argument is None or the call fails, as it does for a
+    missing function, an unknown structure or a name that is not UTF-8."""
     if None in arguments:
         return None
     try:
-        return getattr(nvml, query)(*arguments)
+        return getattr(nvml, function)(*arguments)
     except Exception:
-        return None  # also a missing function, an unknown structure or a name that is not UTF-8
+        return None
 
 
 def _text(answer: str | bytes | None) -> str | None:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
-def _visible(uuids: list[str | None]) -> list[int | str]:
-    """Return the indices of the GPUs, or the UUIDs of MIG slices, in ``CUDA_VISIBLE_DEVICES``."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return list(range(len(uuids)))
-    chosen: list[int | str] = []
-    words = [word.strip() for word in value.split(",")]
-    for word in words:
-        one = _entry(word, uuids) if _kind(word) == _kind(words[0]) else None
-        if one is None:
-            break
-        if one in chosen:
-            return []
-        chosen.append(one)
-    return chosen
-
-
-def _kind(word: str) -> str:
-    return word[:4] if word.startswith(("GPU-", "MIG-")) else "index"
-
-
-def _entry(word: str, uuids: list[str | None]) -> int | str | None:
-    """Return the GPU's index or the MIG slice that an entry names; None if it is invalid."""
-    if _kind(word) == "MIG-":
-        return word
-    if _kind(word) == "GPU-":
-        fits = [i for i, uuid in enumerate(uuids) if uuid and uuid.startswith(word)]
-        return fits[0] if len(fits) == 1 else None
-    number = re.match(r"\+?([0-9]{1,9})", word)  # as C reads it: "1st" is 1
-    index = int(number[1]) if number else len(uuids)
-    return index if index < len(uuids) else None

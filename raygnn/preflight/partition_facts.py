@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from raygnn.config.model import NO_LAYERS
@@ -36,13 +37,12 @@ class StoredFiles(NamedTuple):
 
     directory: AnyPath
     sizes: Mapping[str, int]  # path within the directory → bytes, of every file that a node needs
-    # its description; of a partition DGL's json, and our manifest if it has one
-    jsons: tuple[str, ...]
+    jsons: tuple[str, ...]  # its description: DGL's json or the collection's, raygnn's manifest
 
     @property
     def fingerprint(self) -> str | None:
-        """SHA-256 over the contents of ``jsons``; None if one cannot be read. Raises OSError for
-        storage that is away."""
+        """SHA-256 over the contents of ``jsons``; None if one cannot be read. Raises OSError if
+        the storage is unreachable."""
         from raygnn.graph.partition.manifest import read_all
 
         digest = hashlib.sha256()
@@ -79,15 +79,10 @@ def stored_files(meta: Stored) -> StoredFiles:
 def collection_facts(
     meta: CollectionMeta, splits: Mapping[str, int], *, stored: bool
 ) -> PartitionFacts:
-    """Return the facts of a collection of graphs; ``stored``: True if it is where the ranks will
-    read it."""
-    files = stored_files(meta) if stored else None
-    return PartitionFacts(
-        directory=str(meta.directory) if files else "",
-        num_parts=1,
+    """Return the facts of a collection of graphs; ``stored``: True if the ranks will read it in its
+    directory."""
+    facts = PartitionFacts(
         bytes=meta.bytes,
-        files=files.sizes if files else {},
-        fingerprint=files.fingerprint if files else None,
         nodes={ntype: nodes.num for ntype, nodes in meta.nodes.items()},
         columns={
             ntype: {n: (ArrayType(c.dtype, tuple(c.shape)),) for n, c in nodes.data.items()}
@@ -99,15 +94,15 @@ def collection_facts(
             for etype, edges in meta.edges.items()
         },
     )
-
-
-def dataset_facts() -> PartitionFacts:
-    """Return the facts of graphs that are yet to be read: none."""
-    return PartitionFacts("", 1, 0, {}, None, {}, {}, {})
+    if not stored:
+        return facts
+    files = stored_files(meta)
+    directory = str(meta.directory)
+    return replace(facts, directory=directory, files=files.sizes, fingerprint=files.fingerprint)
 
 
 def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the target node type: ``task.ntype``, or the only one that has the target; None if
+    """Return the target node type: ``task.ntype``, or the only type that has the target; None if
     there is no such type, if several have the target, or for tasks on edges or graphs."""
     task = config.task
     if not isinstance(task, NodeTaskConfig):
@@ -118,12 +113,9 @@ def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str 
     return holders[0] if len(holders) == 1 else None
 
 
-def goal_of(
-    config: Config, facts: PartitionFacts
-) -> tuple[str | None, EdgeTarget | tuple[str, str] | None]:
-    """Return the targets of one task: `task_ntype`, and `edge_target` for a task on edges."""
-    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
-    return task_ntype(config, facts.columns), edges
+def edges_of(config: Config, facts: PartitionFacts) -> EdgeTarget | tuple[str, str] | None:
+    """Return the `edge_target` of one task; None if the task is not on edges."""
+    return edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
 
 
 def edge_target(
@@ -136,47 +128,35 @@ def edge_target(
     etype = _etype(task, arrays, set(reverses.values()))
     if len(etype) == 2:
         return etype
-    names = arrays[etype]
-    if not task.of_links and task.target not in names and config.trains:
-        return (
-            f"edge type {etype_str(etype)!r} has no array {task.target!r} (task.target); "
-            f"there are: {', '.join(sorted(names)) or 'none'}",
-            "set task.target to one of them, or task.etype to the type that has it",
-        )
-    if model.relation is not None and model.relation not in names:
-        problem = f"edge type {etype_str(etype)!r} has no array {model.relation!r} (model.relation)"
-        return problem, "set model.relation to an array of whole numbers, or leave it out"
+    names, relation = arrays[etype], model.relation
     target = None if task.of_links else task.target
-    if model.relation is not None and model.relation == target:
-        return (
-            f"model.relation {model.relation!r} is what is to be predicted (task.target), and the "
-            "model would be told it",
-            "remove model.relation, or name another array",
-        )
-    missing = [name for name in model.decoder_feature_names if name not in names]
-    if missing:
-        return (
-            f"edge type {etype_str(etype)!r} has no array {missing[0]!r} (model.decoder_features)",
-            "set model.decoder_features to arrays that are there",
-        )
-    told = {*model.decoder_feature_names}
+    needed = [(target if config.trains else None, "task.target"), (relation, "model.relation")]
+    needed += [(name, "model.decoder_features") for name in model.decoder_feature_names]
+    for name, key in needed:
+        if name is not None and name not in names:
+            return (
+                f"edge type {etype_str(etype)!r} has no array {name!r} ({key}); "
+                f"there are: {', '.join(sorted(names)) or 'none'}",
+                f"set {key} to one of them, or task.etype to a type that has the array",
+            )
+    inputs = {relation, *model.decoder_feature_names}
     if task.exclude == "none":
-        told |= {*model.edge_feature_names, *model.edge_category_widths}
-    if target in told:
+        inputs |= {*model.edge_feature_names, *model.edge_category_widths}
+    if target is not None and target in inputs:
         return (
-            f"{target!r} is what is to be predicted (task.target), and the model would be told it",
-            "leave it out of model.decoder_features, and set task.exclude to reverse",
+            f"{target!r} is the target (task.target), and an input of the model, too",
+            "remove it from model.relation and model.decoder_features, and set task.exclude to "
+            "reverse",
         )
     masked = any(name in names for name in MASKS)
     if masked and task.split is not None and (task.split.val or task.split.test):
         problem = f"task.split would be ignored: edges of type {etype_str(etype)} have masks"
-        return problem, "remove task.split, or give the graph without masks of edges"
+        return problem, "remove task.split, or the masks of these edges"
     reverse = _reverse(task, etype, arrays, reverses)
     if isinstance(reverse, str):
-        return reverse, "set task.reverse to a type that joins them the other way round"
+        return reverse, "set task.reverse to a type that connects them in the other direction"
     shares = task.split or SplitConfig()
     reads = model.decoder in (None, *RELATIONAL)
-    relation = model.relation
     if relation is None and reads and _RELATION in names and target != _RELATION:
         relation = _RELATION
     decoder = model.decoder or ("dot" if relation is None else "distmult")
@@ -192,25 +172,30 @@ def edge_target(
 
 
 def _etype(
-    task: EdgeTaskConfig, arrays: _Arrays, made: set[EdgeType]
+    task: EdgeTaskConfig, arrays: _Arrays, added: set[EdgeType]
 ) -> EdgeType | tuple[str, str]:
-    """Return the target edge type, or problem and remedy; ``made``: types of reverse edges."""
+    """Return the target edge type, or problem and remedy; ``added``: types of reverse edges that
+    raygnn added."""
     listed = ", ".join(map(etype_str, arrays))
     if task.etype is not None:
-        named = [e for e in arrays if task.etype in (etype_str(e), e[1])]
+        named = _named(task.etype, arrays)
         if len(named) == 1:
             return named[0]
         how = "no edge type" if not named else "more than one edge type"
         problem = f"{how} is called {task.etype!r} (task.etype); there are: {listed}"
         return problem, "name one of them as source:relation:target"
-    candidates = [etype for etype in arrays if etype not in made]
+    candidates = [etype for etype in arrays if etype not in added]
     if len(candidates) > 1:
         marks = MASKS if task.of_links else (task.target,)
         candidates = [e for e in candidates if not arrays[e].keys().isdisjoint(marks)]
     if len(candidates) == 1:
         return candidates[0]
-    problem = f"which edges are to be predicted is not clear; there are: {listed}"
-    return problem, "say it with task.etype"
+    return f"the target edge type is not clear; there are: {listed}", "name it with task.etype"
+
+
+def _named(name: str, arrays: _Arrays) -> list[EdgeType]:
+    """Return the edge types with this relation, or this ``source:relation:target``."""
+    return [etype for etype in arrays if name in (etype_str(etype), etype[1])]
 
 
 def _reverse(
@@ -219,19 +204,16 @@ def _reverse(
     """Return the type of the reverse edges, if any; a text is a problem."""
     if task.exclude != "reverse":
         return None
-    both = {other: one for one, other in reverses.items()} | dict(reverses)
-    if task.reverse is None and etype in both:
-        return both[etype]
     if task.reverse is None:
-        return etype if etype[0] == etype[2] else None
-    named = [e for e in arrays if task.reverse in (etype_str(e), e[1])]
-    fitting = [e for e in named if (e[0], e[2]) == (etype[2], etype[0])]
+        both = {other: one for one, other in reverses.items()} | dict(reverses)
+        return both.get(etype, etype if etype[0] == etype[2] else None)
+    ends = (etype[2], etype[0])
+    fitting = [e for e in _named(task.reverse, arrays) if (e[0], e[2]) == ends]
     if len(fitting) == 1:
         return fitting[0]
-    listed = ", ".join(map(etype_str, arrays))
     return (
-        f"{task.reverse!r} (task.reverse) is no edge type from {etype[2]} to {etype[0]}; "
-        f"there are: {listed}"
+        f"{task.reverse!r} (task.reverse) is no edge type from {ends[0]} to {ends[1]}; "
+        f"there are: {', '.join(map(etype_str, arrays))}"
     )
 
 
@@ -251,7 +233,7 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         fingerprint=files.fingerprint,
         nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
         columns=columns,
-        splits=known_splits(config, by_type.get(task_ntype(config, columns) or "", {})),
+        splits=known_splits(config, columns, by_type),
         by_type=by_type,
         alike=meta.manifest is not None,
         edges=edges,
@@ -259,14 +241,18 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
     )
 
 
-def known_splits(config: Config, splits: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the number of nodes in each split; of splits by time, only the ranks know it, and of
-    a training table, who reads it."""
-    return {} if config.split_time or config.table else splits
+def known_splits(
+    config: Config, columns: Mapping[str, Any], by_type: Mapping[str, Mapping[str, int]]
+) -> Mapping[str, int]:
+    """Return the number of target nodes in each split. Splits by time and of a training table are
+    not known here."""
+    if config.split_time or config.table:
+        return {}
+    return by_type.get(task_ntype(config, columns) or "", {})
 
 
 def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFacts:
-    """Return the facts of a graph in memory, as of a partition with ``parts`` parts."""
+    """Return the facts of a graph in memory, which is to be partitioned into ``parts``."""
     columns = {
         ntype: {name: (_column(array),) for name, array in frame.data.items()}
         for ntype, frame in data.nodes.items()
@@ -276,14 +262,11 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
     for edges in data.edges.values():
         arrays += [edges.src, edges.dst, *edges.data.values()]
     return PartitionFacts(
-        directory="",
         num_parts=parts,
         bytes=sum(int(array.nbytes) for array in arrays),
-        files={},
-        fingerprint=None,
         nodes={ntype: frame.num for ntype, frame in data.nodes.items()},
         columns=columns,
-        splits=known_splits(config, by_type.get(task_ntype(config, columns) or "", {})),
+        splits=known_splits(config, columns, by_type),
         by_type=by_type,
         alike=True,
         edges={
@@ -295,7 +278,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
 
 
 def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
-    """Return types and counts from our manifest: every part has the same arrays."""
+    """Return types and counts from raygnn's manifest: all parts have the same arrays."""
     columns: _Columns = {ntype: {} for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     named = {etype_str(etype): arrays for etype, arrays in edges.items()}
@@ -314,13 +297,14 @@ def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _
 
 
 def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
+    """Return types and counts from the parts. Raises DataError for a damaged file."""
     from raygnn.graph.partition.read import read_edge_data, read_in_edges, read_node_data
 
     by_part: dict[str, dict[str, dict[int, ArrayType]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     for number in range(meta.num_parts):
-        read_in_edges(meta, number)  # raises for a damaged file, before the job does
+        read_in_edges(meta, number)  # only to raise for a damaged file
         for etype, arrays in read_edge_data(meta, number).items():
             edges[etype] = {name: _column(array) for name, array in arrays.items()} | edges[etype]
         for ntype, arrays in read_node_data(meta, number).items():

@@ -1,7 +1,7 @@
-"""Probes of the nodes: software, hardware, storage, partition, and whether they reach each other.
+"""Probes of the nodes: software, hardware, storage, partition, and the connections between them.
 
-This machine is probed in this process. In a cluster, every node gets one actor that needs no CPU
-and has a deadline: a node that does not answer is a fact, too.
+This machine is probed in this process. In a cluster, one actor per node, which needs no CPU, probes
+the node within a deadline. A node that does not answer is reported, too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import raygnn
 from raygnn.config.places import nearest_existing, unwritable
@@ -25,21 +25,20 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
+from raygnn.preflight.connections import Link, listen, reach
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
-from raygnn.preflight.links import Link, listen, reach
-from raygnn.preflight.partition_facts import StoredFiles, stored_files
+from raygnn.preflight.partition_facts import Stored, StoredFiles, stored_files
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util.files import is_away, retry
-
-if TYPE_CHECKING:
-    from raygnn.preflight.partition_facts import Stored
 
 _SHM = Path("/dev/shm")
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
 _FIRST = 30.0  # seconds for the first answer: Python starts slowly on busy or remote disks
 _NETWORK = 20.0  # seconds for the connections between nodes
-_AWAY = 2.0  # seconds for storage that is away
+_AWAY = 2.0  # seconds for storage that cannot be reached
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -76,34 +75,21 @@ class Survey:
 def probe_local(
     config: Config, meta: Stored | None = None, *, question: Question | None = None
 ) -> Survey:
-    """Return the facts of this machine, and the resources of an embedded Ray; ``question`` replaces
-    the one about the job."""
+    """Return the facts of this machine, and the resources of an embedded Ray; ``question``: asked
+    instead of the question about the job."""
     facts = node_facts(question or Question.about(config, meta, token=None))
     return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
 
-class Probes:
-    """Actors on all living nodes of the connected Ray, as a context manager. They are kept between
+class Probes(ExitStack):
+    """Actors on all living nodes of the connected Ray; a context manager. They are kept between
     questions, since each is a Python process. The nodes connect to each other after the first
     answers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._actors: dict[str, Any] = {}
         self._links: tuple[Link, ...] = ()
-
-    def __enter__(self) -> Probes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        import ray
-
-        while self._actors:
-            _, actor = self._actors.popitem()
-            with suppress(Exception):  # gone with its node
-                ray.kill(actor)
 
     def about(self, config: Config, meta: Stored | None = None) -> Survey:
         """Probe the nodes for a job; ``meta``: the partition, None before it is built. A node that
@@ -119,94 +105,91 @@ class Probes:
         """Probe all nodes at the same time; ``deadline``: seconds for each node, counted from the
         first answer, which may take 30 s."""
         import ray
-        from ray.exceptions import RayError
 
         alive = _alive()
         names = _names(alive)
-        changed = {node["NodeID"] for node in alive} != self._actors.keys()
+        changed = names.keys() != self._actors.keys()
         if changed:  # at first, or after nodes joined or left
-            self._end()
-            self._actors = {node["NodeID"]: _start(node) for node in alive}
+            self.close()
+            self._actors = {node["NodeID"]: self._start(node) for node in alive}
         tasks = {}
         for node in alive:
             key = node["NodeID"]
-            look = self._actors[key].facts
-            tasks[key] = look.remote(question, names[key], key, node["NodeManagerAddress"])
+            read = partial(node_facts, question, names[key], key, node["NodeManagerAddress"])
+            tasks[key] = self._actors[key].call.remote(retry, read, _AWAY, is_away)
         # the first answer shows how long starting Python takes here
-        _, late = ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
-        if late:
-            _, late = ray.wait(late, num_returns=len(late), timeout=deadline)
-        late = set(late)
-        facts: list[NodeFacts] = []
-        for key, task in tasks.items():
-            if task in late:
-                facts.append(NodeFacts(names[key], key, problem=f"no answer within {deadline:g} s"))
-                continue
-            try:
-                facts.append(ray.get(task, timeout=deadline))
-            except RayError as error:
-                facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
+        ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
+        facts = [
+            answer if isinstance(answer, NodeFacts) else NodeFacts(names[key], key, problem=answer)
+            for key, answer in _answers(tasks, deadline).items()
+        ]
         if changed:
             # nodes without CPUs and GPUs hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
-            answered = [n for n in facts if n.problem is None and n.node in given]
-            self._links = tuple(_reach(answered, self._actors))
-        return Survey(tuple(facts), _cluster(alive, names), self._links)
+            self._links = self._connect([n for n in facts if not n.problem and n.node in given])
+        return Survey(tuple(facts), _cluster(alive), self._links)
+
+    def _start(self, node: dict[str, Any]) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": place}
+        if node["Resources"].get("GPU"):  # older Rays hide GPUs from actors that request none
+            options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+        actor = ray.remote(_Prober).options(**options).remote()
+        self.callback(_kill, actor)
+        return actor
+
+    def _connect(self, nodes: Sequence[NodeFacts]) -> tuple[Link, ...]:
+        """Have each node connect to the next one in a ring."""
+        if len(nodes) < 2:
+            return ()
+        call = {node.node: self._actors[node.id].call.remote for node in nodes}
+        ports = {n.node: call[n.node](listen, n.network.address) for n in nodes}
+        tasks = {}
+        for one, other in zip(nodes, [*nodes[1:], nodes[0]]):
+            source, target = one.node, other.node
+            addresses = (other.network.address, ports[target], one.network.address)
+            tasks[source, target] = call[source](reach, source, target, *addresses)
+        answers = _answers(tasks, _NETWORK)
+        return tuple(a if isinstance(a, Link) else Link(*ends, a) for ends, a in answers.items())
 
 
 def probe_resources(config: Config, local: bool) -> Resources:
-    """Return Ray's resources; ``local``: those of an embedded Ray."""
+    """Return the resources of the connected Ray, or of an embedded Ray (``local``)."""
     if local:
         return _local(config, machine.cpus(), len(machine.gpus()))
-    alive = _alive()
-    return _cluster(alive, _names(alive))
+    return _cluster(_alive())
 
 
 class _Prober:
-    def facts(self, question: Question, name: str, id: str, address: str) -> NodeFacts:
-        look = partial(node_facts, question, name, id, address)
-        return retry(look, _AWAY, is_away)
-
-    def listen(self, address: str) -> int:
-        return listen(address)
-
-    def reach(self, *link: Any) -> Link:
-        return reach(*link)
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
-def _start(node: dict[str, Any]) -> Any:
+def _kill(actor: Any) -> None:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": place}
-    if node["Resources"].get("GPU"):  # older Rays hide GPUs from actors that request none
-        options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-    return ray.remote(_Prober).options(**options).remote()
+    with suppress(Exception):  # it ended with its node
+        ray.kill(actor)
 
 
-def _reach(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
+def _answers(tasks: dict[_Key, Any], timeout: float) -> dict[_Key, Any]:
+    """Return the result of each task of Ray; a text if it failed, or is not done in time."""
     import ray
     from ray.exceptions import RayError
 
-    if len(nodes) < 2:
-        return
-    ports = {n.node: probers[n.id].listen.remote(n.network.address) for n in nodes}
-    tasks = {
-        (one.node, other.node): probers[one.id].reach.remote(
-            *(one.node, other.node, other.network.address, ports[other.node], one.network.address)
-        )
-        for one, other in zip(nodes, [*nodes[1:], nodes[0]])
-    }
-    _, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=_NETWORK)
-    for (source, target), task in tasks.items():
-        if task in late:
-            yield Link(source, target, f"no answer within {_NETWORK:g} s")
-            continue
-        try:
-            yield ray.get(task, timeout=_NETWORK)
-        except RayError as error:
-            yield Link(source, target, _last_line(error))
+    answers: dict[_Key, Any] = dict.fromkeys(tasks, f"no answer within {timeout:g} s")
+    _, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout)
+    for key, task in tasks.items():
+        if task not in late:
+            try:
+                answers[key] = ray.get(task, timeout=timeout)
+            except RayError as error:
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                answers[key] = lines[-1] if lines else type(error).__name__
+    return answers
 
 
 def _local(config: Config, cpus: int, gpus: int) -> Resources:
@@ -214,10 +197,10 @@ def _local(config: Config, cpus: int, gpus: int) -> Resources:
     return Resources((NodeResources(socket.gethostname(), cpus, gpus),), cpus, gpus)
 
 
-def _cluster(alive: Sequence[dict[str, Any]], names: dict[str, str]) -> Resources:
+def _cluster(alive: Sequence[dict[str, Any]]) -> Resources:
     import ray
 
-    free = ray.available_resources()
+    free, names = ray.available_resources(), _names(alive)
     return Resources(
         tuple(
             NodeResources(names[node["NodeID"]], given.get("CPU", 0.0), given.get("GPU", 0.0))
@@ -237,29 +220,25 @@ def _place(config: Config) -> AnyPath:
 @contextmanager
 def _token(storage: AnyPath) -> Iterator[AnyPath]:
     """Yield a file that only a node with the same storage can see. If the storage does not exist
-    yet, it is in the nearest existing directory above, so that concurrent commands do not create or
-    remove what another needs."""
+    yet, the file is in the nearest existing directory above, so that no command creates or removes
+    a directory that a concurrent command uses."""
     name = f".probe-{uuid.uuid4().hex}"
     if isinstance(storage, RemotePath):
-        there = _put(storage, name)
+        file: AnyPath = _put(storage, name)
+    else:
         try:
-            yield there
-        finally:
-            with suppress(DataError):
-                there.remove()
-        return
-    try:
-        file = nearest_existing(storage) / name
-        file.touch()
-    except OSError as error:
-        why = unwritable(storage) or error.strerror
-        message = f"storage cannot be created or written: {why}"
-        remedy = "make it writable for this user, or change storage"
-        raise InputError(message, where=str(storage), remedy=remedy) from error
+            file = nearest_existing(storage) / name
+            file.touch()
+        except OSError as error:
+            why = unwritable(storage) or error.strerror
+            message = f"storage cannot be created or written: {why}"
+            remedy = "make it writable for this user, or change storage"
+            raise InputError(message, where=str(storage), remedy=remedy) from error
     try:
         yield file
     finally:
-        file.unlink(missing_ok=True)
+        with suppress(DataError):  # an object store that cannot be reached any more
+            file.remove() if isinstance(file, RemotePath) else file.unlink(missing_ok=True)
 
 
 def _alive() -> list[dict[str, Any]]:
@@ -269,7 +248,7 @@ def _alive() -> list[dict[str, Any]]:
     return sorted(living, key=lambda n: (n["NodeManagerHostname"], n["NodeManagerAddress"]))
 
 
-def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
+def _names(nodes: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return node id → host name, with the address if two nodes share the name, and the id if
     they share that, too."""
     names = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
@@ -282,16 +261,11 @@ def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
     return names
 
 
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
 def node_facts(
     question: Question, node: str | None = None, id: str = "", address: str | None = None
 ) -> NodeFacts:
     """Return the facts of this machine. ``node``: its name in messages; None = the host name.
-    ``id``, ``address``: Ray's."""
+    ``id``, ``address``: its id and address in Ray."""
     total, available = memory()
     partition = question.partition
     storage, state, why = question.storage, "ok", None
@@ -326,7 +300,7 @@ def node_facts(
 
 
 def _storage(storage: Path, token: AnyPath | None) -> str:
-    if token is None:  # it will be created there
+    if token is None:  # this node is the driver, which will create it
         return "readonly" if unwritable(storage) else "ok"
     seen = Path(str(token))
     try:
@@ -389,10 +363,8 @@ def _sizes(partition: StoredFiles) -> dict[str, int]:
 
 def _versions() -> dict[str, str | None]:
     versions = {"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES}
-    for cuda in ("cu11", "cu12", "cu13"):
-        if version := _version(f"nvidia-nccl-{cuda}"):
-            versions["nccl"] = version
-    return versions
+    nccl = [_version(f"nvidia-nccl-{cuda}") for cuda in ("cu13", "cu12", "cu11")]
+    return versions | ({"nccl": next(filter(None, nccl))} if any(nccl) else {})
 
 
 def _version(package: str) -> str | None:

@@ -1,11 +1,11 @@
-"""The preflight report: from facts to findings, a verdict and its display."""
+"""Preflight: runs the checks, and reports their findings with a verdict."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from raygnn.config.comm_plan import CommPlan, make_comm_plan
@@ -14,23 +14,16 @@ from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight import cluster_checks, data_checks, job_checks
+from raygnn.preflight.connections import Link
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Check, Finding, JobFacts, counted, run_checks
 from raygnn.preflight.job_checks import REMEDIES, memory_plan
-from raygnn.preflight.links import Link
-from raygnn.preflight.partition_facts import goal_of
 from raygnn.preflight.probe import Survey
 from raygnn.util.files import plain
 
 
-def _functions(names: Sequence[str]) -> tuple[Check, ...]:
-    modules = (cluster_checks, job_checks, data_checks)
-    return tuple(next(getattr(m, name) for m in modules if hasattr(m, name)) for name in names)
-
-
-CLUSTER_CHECKS = _functions(NODE_CHECKS)  # what `raygnn check` without a job looks at
-CHECKS = CLUSTER_CHECKS + _functions(JOB_CHECKS)
-_NO_GRAPH = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
+_FUNCTIONS = {**vars(cluster_checks), **vars(job_checks), **vars(data_checks)}
+CHECKS: tuple[Check, ...] = tuple(_FUNCTIONS[name] for name in (*NODE_CHECKS, *JOB_CHECKS))
 
 
 def described() -> dict[str, str]:
@@ -54,9 +47,8 @@ class Report:
     links: tuple[Link, ...]
     comm: CommPlan  # communication plan of the ranks
     seconds: float  # duration of the checks, without the probes of the nodes
-    of_job: bool = True  # False if it is about the nodes alone, for which ``comm`` has no meaning
-    # see `raygnn.preflight.job_checks.memory_plan`
-    memory: Mapping[str, float] = field(default_factory=dict)
+    of_job: bool = True  # False without a job; ``comm`` then has no meaning
+    memory: Mapping[str, float] = field(default_factory=dict)  # see `memory_plan`
 
     @property
     def ok(self) -> bool:
@@ -75,9 +67,7 @@ class Report:
             "ok": self.ok,
             "verdict": self.verdict,
             "seconds": round(self.seconds, 3),
-            "findings": [
-                {**asdict(finding), "nodes": list(finding.nodes)} for finding in self.findings
-            ],
+            "findings": [plain(asdict(finding)) for finding in self.findings],
             "nodes": [plain(asdict(node)) for node in self.nodes],
             "table": [dict(zip(self.COLUMNS, row)) for row in self.rows()],
             "links": [asdict(link) for link in self.links],
@@ -90,8 +80,8 @@ class Report:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row per node, under `COLUMNS`. Memory and disk are free space; unknown values
-        are empty."""
+        """Return a row per node, for `COLUMNS`. Memory and disk are free space; unknown values are
+        empty."""
         return [_row(node) for node in self.nodes]
 
 
@@ -110,50 +100,40 @@ def refuse(findings: Sequence[Finding], config: Config) -> None:
 
 
 def preflight(
-    config: Config, facts: PartitionFacts, survey: Survey, dry_run: Finding | None = None
-) -> Report:
-    """Check whether the job can run on the surveyed nodes. Nothing is raised for a finding: see
-    `refuse`."""
-    return _report(config, facts, survey, CHECKS, dry_run)
-
-
-def inspect(config: Config, survey: Survey) -> Report:
-    """Check the nodes alone, without a job; of ``config``, ``cluster`` and ``comm`` are read."""
-    return replace(_report(config, _NO_GRAPH, survey, CLUSTER_CHECKS), of_job=False)
-
-
-def before_graph(config: Config, survey: Survey) -> Report:
-    """Check all of a job that does not depend on its graph."""
-    checks = tuple(check for check in CHECKS if check.__module__ != data_checks.__name__)
-    return replace(_report(config, _NO_GRAPH, survey, checks), memory={})
-
-
-def _report(
     config: Config,
-    facts: PartitionFacts,
+    facts: PartitionFacts | None,
     survey: Survey,
-    checks: tuple[Check, ...],
     dry_run: Finding | None = None,
+    *,
+    of_job: bool = True,
 ) -> Report:
+    """Check whether the job can run on the surveyed nodes; see `refuse` for errors.
+
+    Args:
+        facts: facts of the graph; None = check all that does not depend on it.
+        dry_run: finding of the model's dry run.
+        of_job: False = check only the nodes, without a job; of ``config``, only ``cluster`` and
+            ``comm`` are read.
+    """
     start = time.monotonic()
-    ntype, edges = (None, None) if config.tasks else goal_of(config, facts)
     job = JobFacts(
         config=config,
-        partition=facts,
+        partition=facts or PartitionFacts(),
         resources=survey.resources,
         nodes=tuple(node for node in survey.nodes if node.problem is None),
         silent=tuple(node for node in survey.nodes if node.problem is not None),
         workers=resolve_workers(config, survey.resources),
-        ntype=ntype,
-        edges=edges,
         links=survey.links,
         dry_run=dry_run,
     )
+    checks = CHECKS if of_job else CHECKS[: len(NODE_CHECKS)]
+    if facts is None:
+        checks = tuple(check for check in checks if check.__module__ != data_checks.__name__)
     findings = run_checks(job, checks)
     comm = make_comm_plan(config, {n.id: (n.network, n.environment) for n in job.holding})
-    memory = memory_plan(job, job.workers) if job.holding else {}
+    memory = memory_plan(job, job.workers) if job.holding and facts is not None else {}
     seconds = time.monotonic() - start
-    return Report(findings, survey.nodes, survey.links, comm, seconds, memory=memory)
+    return Report(findings, survey.nodes, survey.links, comm, seconds, of_job, memory)
 
 
 def resolve_workers(config: Config, resources: Resources) -> int:
@@ -211,31 +191,29 @@ def display_blocks(report: Report) -> Iterator[DisplayTable | str]:
 
 
 def _nodes(report: Report) -> Iterator[DisplayTable | str]:
-    """Yield a line with shared values, and a table of the others; a line for a single node."""
-    rows = report.rows()
-    if len(rows) == 1:
-        (row,) = rows
-        yield _line(Report.COLUMNS[1:], f"node {row[0]}", row[1:])
-        return
+    """Yield a line with the values that all nodes share, and a table of the other values; only a
+    line for a single node."""
+    rows, single = report.rows(), len(report.nodes) == 1
     answered = [row for node, row in zip(report.nodes, rows) if not node.problem]
-    usual = [i for i in Report.COMPARED if len({row[i] for row in answered}) == 1]
-    kept = [0]
-    kept += [
+    columns = range(1, len(Report.COLUMNS))
+    shared = [
         i
-        for i in range(1, len(Report.COLUMNS))
-        if i not in usual and any(row[i] for row in answered)
+        for i in columns
+        if single or (i in Report.COMPARED and len({row[i] for row in answered}) == 1)
     ]
+    if shared:
+        cells = [f"{Report.COLUMNS[i]} {answered[0][i]}" for i in shared if answered[0][i]]
+        name = f"node {rows[0][0]}" if single else f"all {len(answered)} nodes"
+        yield f"{name}: {', '.join(cells)}"
+    if single:
+        return
+    kept = [0, *(i for i in columns if i not in shared and any(row[i] for row in answered))]
     unknown = ("no facts", *[""] * len(kept))
-    cells = [
-        (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
-        for node, row in zip(report.nodes, rows)
-    ]
-    if usual:
-        names, values = [Report.COLUMNS[i] for i in usual], [answered[0][i] for i in usual]
-        yield _line(names, f"all {len(answered)} nodes", values)
-    yield DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], cells)
-
-
-def _line(columns: Sequence[str], name: str, cells: Sequence[str]) -> str:
-    listed = [f"{column} {cell}" for column, cell in zip(columns, cells) if cell]
-    return f"{name}: {', '.join(listed)}"
+    yield DisplayTable(
+        "nodes",
+        [Report.COLUMNS[i] for i in kept],
+        [
+            (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
+            for node, row in zip(report.nodes, rows)
+        ],
+    )

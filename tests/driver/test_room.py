@@ -17,7 +17,6 @@ from raygnn.driver import job_plan, startup
 from raygnn.driver.ray_cluster import patience
 from raygnn.errors import PreflightError
 from raygnn.preflight.facts import NodeResources, PartitionFacts, Resources
-from raygnn.preflight.partition_facts import dataset_facts
 from raygnn.preflight.probe import Survey
 from raygnn.runs.display import NullDisplay
 from raygnn.worker import ray_nodes
@@ -115,7 +114,7 @@ def test_nothing_is_held_while_a_graph_is_partitioned(
         def check(self, config: Config) -> None: ...
 
         def facts(self, config: Config) -> PartitionFacts:
-            return dataset_facts()
+            return PartitionFacts()
 
         def made(self, show: Any) -> Missing:
             made_up.events.append("partitioned")

@@ -75,8 +75,8 @@ def test_a_predicted_relation_is_no_input() -> None:
 @pytest.mark.parametrize(
     ("arrays", "model", "task", "what"),
     [
-        ({BUYS: {}, ALSO: {}}, {}, {}, "not clear"),
-        ({BUYS: MASKS, ALSO: MASKS}, {}, {}, "not clear"),
+        ({BUYS: {}, ALSO: {}}, {}, {}, "is not clear"),
+        ({BUYS: MASKS, ALSO: MASKS}, {}, {}, "is not clear"),
         ({BUYS: {}}, {}, {"etype": "sells"}, "no edge type is called"),
         (
             {BUYS: {}, ("item", "buys", "item"): {}},
@@ -93,13 +93,13 @@ def test_a_predicted_relation_is_no_input() -> None:
             {BUYS: {"kind": 0}},
             {"relation": "kind"},
             {"kind": "edge_classification", "target": "kind"},
-            "is what is to be predicted",
+            "is the target (task.target)",
         ),
         (
             {BUYS: {"kind": 0, "w": 0}},
             {"decoder_features": ["w", "kind"]},
             {"kind": "edge_classification", "target": "kind"},
-            "is what is to be predicted",
+            "is the target (task.target)",
         ),
         (
             {BUYS: {"kind": 0}},

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.preflight import links
+from raygnn.preflight import connections
+from raygnn.preflight.connections import Link, listen, reach
 from raygnn.preflight.findings import Finding
-from raygnn.preflight.links import Link, listen, reach
 from tests.support.facts import check, make_config, make_job
 
 HERE = "127.0.0.1"
@@ -68,7 +68,7 @@ def test_a_local_address_that_does_not_exist() -> None:
 def test_what_does_not_pass(
     answer: bytes, silent: bool, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "_LIMIT", 0.5)
+    monkeypatch.setattr(connections, "_LIMIT", 0.5)
     with program(answer, silent=silent) as port:
         link = try_link(port)
     assert link == Link("a", "b", f"{problem} messages with {HERE}:{port}", bool(answer))

@@ -21,15 +21,14 @@ from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight.cluster_checks import SUPPORTED, supported
+from raygnn.preflight.connections import Link
 from raygnn.preflight.facts import ArrayType, Gpu, NodeFacts, PartitionFacts
 from raygnn.preflight.findings import Finding, JobFacts, error
-from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
 from raygnn.preflight.report import (
     CHECKS,
     Report,
     described,
-    inspect,
     preflight,
     refuse,
     resolve_workers,
@@ -851,7 +850,7 @@ def test_one_node_alone_needs_no_network() -> None:
 def test_the_cluster_alone() -> None:
     nodes = two(shm_free=0)
     found = Survey(nodes, make_resources(("a", 2, 0), ("b", 2, 0)))
-    report = inspect(make_config(), found)
+    report = preflight(make_config(), None, found, of_job=False)
     assert [finding.check for finding in report.findings] == ["shared_memory"]
     assert (report.ok, report.verdict) == (False, "refused: 1 error")
     assert report.to_dict()["communication"] is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.probe import Survey
-from raygnn.preflight.report import DisplayTable, Report, display_blocks, inspect, preflight
+from raygnn.preflight.report import DisplayTable, Report, display_blocks, preflight
 from tests.support.facts import make_config, make_node, make_partition, make_resources, two
 
 
@@ -46,7 +46,7 @@ def test_nodes_that_do_not_answer_are_findings() -> None:
 
 def test_the_cluster_alone_has_no_communication() -> None:
     survey = Survey(two(), make_resources(("a", 2, 0), ("b", 2, 0)))
-    blocks = [*display_blocks(inspect(make_config(), survey))]
+    blocks = [*display_blocks(preflight(make_config(), None, survey, of_job=False))]
     assert [type(block) for block in blocks] == [str, DisplayTable]
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from raygnn.config.comm_plan import CommPlan, Interface, NodeNetwork, make_comm_plan
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
+from raygnn.preflight.connections import Link
 from raygnn.preflight.facts import ArrayType, NodeFacts, NodeResources, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, JobFacts, run_checks
-from raygnn.preflight.links import Link
-from raygnn.preflight.partition_facts import task_ntype
 from raygnn.preflight.report import CHECKS, resolve_workers
 
 GIB = 2**30
@@ -112,7 +111,6 @@ def make_job(
         nodes=tuple(node for node in nodes if not node.problem),
         silent=tuple(node for node in nodes if node.problem),
         workers=resolve_workers(config, resources),
-        ntype=task_ntype(config, partition.columns),
         links=links,
     )
 
