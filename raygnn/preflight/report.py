@@ -21,7 +21,6 @@ from raygnn.preflight.job_checks import REMEDIES, memory_plan
 from raygnn.preflight.probe import Survey
 from raygnn.util.files import plain
 
-
 _FUNCTIONS = {**vars(cluster_checks), **vars(job_checks), **vars(data_checks)}
 CHECKS: tuple[Check, ...] = tuple(_FUNCTIONS[name] for name in (*NODE_CHECKS, *JOB_CHECKS))
 
