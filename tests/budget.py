@@ -46,28 +46,28 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 247,
-    "compat": 837,
+    "compat": 816,
     "util": 716,
     "config": 4_227,
     "graph": 13_496,
     "sampling": 5_571,
     "models": 3_948,
     "tasks": 2_864,
-    "preflight": 2_705,
+    "preflight": 2_604,
     "storage": 774,
     "checkpoint": 1_847,
     "worker": 8_332,
-    "driver": 4_018,
+    "driver": 4_017,
     "prediction": 1_348,
     "search": 1_038,
     "serving": 2_357,
     "runs": 4_397,
     "jobs": 1_182,
     "cli": 812,
-    "package": 60_716,
-    "tests": 60_494,
+    "package": 60_593,
+    "tests": 60_488,
 }
-MODULES, MODULES_TODAY = 189, 238
+MODULES, MODULES_TODAY = 189, 236
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
