@@ -33,7 +33,7 @@ from machine import load, setting, table
 from raygnn.config.load import load_config
 from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.partition import metis, stream
+from raygnn.graph.partition import stream
 from tests.support.datasets import cora, tolokers
 
 PLANTED = {"full": (1_500_000, 16.7), "small": (200_000, 50.0)}  # nodes, directed edges of each
@@ -102,14 +102,14 @@ def child(method: str, directory: Path, parts: int) -> None:
     for dtype in (np.int64, np.int32):
         ring = few.astype(dtype), np.roll(few, 1).astype(dtype)
         frames = {DEFAULT_NTYPE: NodeFrame(len(few))}, {DEFAULT_ETYPE: EdgeFrame(*ring)}
-        metis.assign(GraphData("", *frames), 2, method, 0)
+        stream.assign(GraphData("", *frames), 2, method, 0)
     del frames, ring, few
     train = np.load(directory / "train.npy")
     data = in_memory(directory) if method == "metis" else None
     before = resident(reset=True)
     start = time.perf_counter()
     if data is not None:
-        assigned = metis.assign(data, parts, "metis", 0)[DEFAULT_NTYPE]
+        assigned = stream.assign(data, parts, "metis", 0)[DEFAULT_NTYPE]
     else:
         groups = stream.balance_groups([(len(train), train)], parts)
         assigned = stream.assign_by_streaming(

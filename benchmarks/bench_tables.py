@@ -134,7 +134,7 @@ def child(step: str, file: str) -> None:
     from raygnn.graph.dgl import dgl
 
     # before the baseline
-    for module in ("partition.make", "partition.metis", "sources.table_graph"):
+    for module in ("partition.make", "partition.stream", "tables.table_stages"):
         importlib.import_module(f"raygnn.graph.{module}")
     if step in PEERS:
         importlib.import_module(step)

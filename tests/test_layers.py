@@ -116,8 +116,6 @@ LIGHT = {
     "graph.data": HEAVY,
     "graph.partition.dgl_format": HEAVY,
     "graph.partition.edges": HEAVY,
-    "graph.collection.collection_manifest": HEAVY,
-    "graph.collection.collection_store": HEAVY,
     "graph.partition.layout": HEAVY,
     "graph.partition.make": HEAVY,
     "graph.partition.manifest": HEAVY,

@@ -58,8 +58,8 @@ class StoredFiles(NamedTuple):
 
 def stored_files(meta: Stored) -> StoredFiles:
     """Collect the files of a partition or a collection, without reading them."""
+    from raygnn.graph.collection import MANIFEST as OF_COLLECTION
     from raygnn.graph.collection import CollectionMeta
-    from raygnn.graph.collection.collection_manifest import MANIFEST as OF_COLLECTION
     from raygnn.graph.partition.manifest import MANIFEST
     from raygnn.storage.remote import within
 

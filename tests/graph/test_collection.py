@@ -21,13 +21,11 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
-    collection_store,
     find_collection,
-    open_collection,
     read_collection,
     split_graphs,
 )
-from raygnn.graph.collection.mapped_collection import Collection
+from raygnn.graph.collection.mapped_collection import Collection, open_collection
 from raygnn.graph.collection.pack import common_dtype
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
@@ -485,7 +483,7 @@ def test_a_full_disk(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(collection_store, "sync", full)
+    monkeypatch.setattr("raygnn.graph.collection.sync", full)
     with pytest.raises(DataError, match="disk or the quota is full: No space left") as caught:
         ensure_collection(job(tmp_path / "runs", file))
     assert "free space" in str(caught.value)

@@ -18,8 +18,8 @@ from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
     find_collection,
-    open_collection,
 )
+from raygnn.graph.collection.mapped_collection import open_collection
 from raygnn.graph.data import DEFAULT_ETYPE, MASKS, GraphData
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta

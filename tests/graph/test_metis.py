@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.partition import edge_kernels, metis, metis_library
+from raygnn.graph.partition import edge_kernels, metis, stream
 from tests.support.graphs import random_graph
 from tests.support.parted import graphs
 
@@ -91,7 +91,7 @@ def test_metis_leaves_the_graph_as_it_is() -> None:
     graph = both_ways(random_graph(500))
     rows, ids = graph.nonzero()
     data = plain(ids, rows, 500)
-    metis.assign(data, 4, "metis", 0)
+    stream.assign(data, 4, "metis", 0)
     frame = data.edges[DEFAULT_ETYPE]
     assert np.array_equal(frame.src, ids)
     assert np.array_equal(frame.dst, rows)
@@ -106,9 +106,9 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
     data = plain(*np.concatenate([dense, sparse + half, bridge], axis=1), 2 * half)
     edges = np.bincount(data.edges[DEFAULT_ETYPE].dst, minlength=2 * half)
     indptr, ids = metis.undirected(data)
-    without = metis_library.metis(indptr, ids, 2, metis.constraints(data, 2))
+    without = metis.metis(indptr, ids, 2, metis.constraints(data, 2))
     assert np.bincount(without, weights=edges).max() > 1.6 * edges.sum() / 2
-    found = metis.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
+    found = stream.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
     assert np.bincount(found, weights=edges).max() < 1.1 * edges.sum() / 2
     assert np.bincount(found).max() < 1.1 * half
 
@@ -136,7 +136,7 @@ def test_edges_of_all_types_weigh(data: GraphData) -> None:
     expected = {ntype: np.zeros(frame.num, int) for ntype, frame in data.nodes.items()}
     for etype, edges in data.edges.items():
         np.add.at(expected[etype[2]], edges.dst, 1)
-    np.testing.assert_array_equal(metis._in_degrees(data), np.concatenate([*expected.values()]))
+    np.testing.assert_array_equal(metis.in_degrees(data), np.concatenate([*expected.values()]))
 
 
 def test_several_things_are_shared_out() -> None:
@@ -145,7 +145,7 @@ def test_several_things_are_shared_out() -> None:
     weights = np.ones((2000, 2), np.int64)
     weights[:1500, 1] = 0  # only the last quarter counts
     for parts in (4, 12):  # bisection, k-way
-        found = metis_library.metis(indptr, ids, parts, weights)
+        found = metis.metis(indptr, ids, parts, weights)
         assert found.dtype == np.int64
         for share in weights.T:
             held = np.bincount(found, share, parts)
@@ -164,7 +164,7 @@ def test_a_grid_is_divided_evenly_and_quietly(
     grid = (both + both.T).tocsr()
     weights = np.ones((ids.size, 1), dtype=np.int64)
     ends = grid.indptr.astype(np.int64), grid.indices.astype(np.int64)
-    found = metis_library.metis(*ends, parts, weights)
+    found = metis.metis(*ends, parts, weights)
     assert found.dtype == np.int64
     sizes = np.bincount(found, minlength=parts)
     assert len(sizes) == parts

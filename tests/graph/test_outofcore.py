@@ -31,8 +31,8 @@ from raygnn.graph.outofcore.graph_stages import needs, read_graph, size_of
 from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing
-from raygnn.graph.partition.metis import assign, in_one_space
 from raygnn.graph.partition.read import part_facts
+from raygnn.graph.partition.stream import assign, in_one_space
 from raygnn.graph.sources import digest as sources_digest
 from raygnn.graph.sources import load_graph
 from raygnn.graph.sources.ogb import archived

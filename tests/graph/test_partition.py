@@ -33,7 +33,7 @@ from raygnn.graph.data import (
     etype_str,
 )
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition import metis, write
+from raygnn.graph.partition import stream, write
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.partition.manifest import Feature
@@ -282,7 +282,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
         edges.data["w"] = np.arange(edges.num, dtype=np.float32)
     data.nodes = dict(sorted(data.nodes.items()))  # as DGL orders types
     data.edges = dict(sorted(data.edges.items()))
-    assignment = metis.assign(data, 3, "random", 0)
+    assignment = stream.assign(data, 3, "random", 0)
     config, *theirs = dgl_partition(data, tmp_path / "dgl", 3, monkeypatch, assignment)
     meta = partition_graph(data, tmp_path / "ours", 3)
     ours = original_ids(meta)

@@ -11,8 +11,7 @@ from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.sources import digest, load_graph
-from raygnn.graph.sources.transforms import add_reverses
+from raygnn.graph.sources import add_reverses, digest, load_graph
 from tests.support.graphs import ITEM, TAG, partition_graph, typed_graph
 from tests.support.parted import load_part
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.partition import edge_kernels, metis, metis_library, stream
+from raygnn.graph.partition import edge_kernels, metis, stream
 from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
 
 # small graphs are handled as large ones: clusters, a sample of the edges, several threads
@@ -137,7 +137,7 @@ def test_metis_does_not_depend_on_uninitialised_memory() -> None:
     for _ in range(10):
         junk = [rng.bytes(int(size)) for size in rng.integers(1, 100_000, 1000)]
         del junk[::2]
-        results.add(metis_library.metis(*graph, 4, weights).tobytes())
+        results.add(metis.metis(*graph, 4, weights).tobytes())
     assert len(results) == 1
 
 
@@ -153,7 +153,7 @@ def test_metis_cuts_light_edges() -> None:
     assert coarse[1, 2] == 1
     ones = np.ones((400, 1), np.int64)
     for parts in (4, 5, 8, 10):
-        part = metis_library.metis(coarse.indptr, coarse.indices, parts, ones, coarse.data)
+        part = metis.metis(coarse.indptr, coarse.indices, parts, ones, coarse.data)
         assert (part[pairs] == part[pairs + 1]).all()
 
 

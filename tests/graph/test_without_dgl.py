@@ -15,7 +15,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError
 from raygnn.graph import dgl as door
 from raygnn.graph.outofcore.divide import make_partition
-from raygnn.graph.partition import metis_library
+from raygnn.graph.partition import metis
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph
@@ -77,8 +77,8 @@ def test_a_partition_is_made(method: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_pymetis_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    metis_library._library.cache_clear()
+    metis._library.cache_clear()
     monkeypatch.setitem(sys.modules, "pymetis", None)
     indptr, ids = np.array([0, 1, 2]), np.array([1, 0])
     with pytest.raises(CapabilityError, match=r"METIS is not available(.|\n)*pip install pymetis"):
-        metis_library.metis(indptr, ids, 2, np.ones((2, 1), np.int64))
+        metis.metis(indptr, ids, 2, np.ones((2, 1), np.int64))

@@ -11,8 +11,8 @@ import pytest
 
 import raygnn
 from raygnn.errors import InputError
-from raygnn.graph.collection import find_collection, open_collection
-from raygnn.graph.collection.mapped_collection import Sample
+from raygnn.graph.collection import find_collection
+from raygnn.graph.collection.mapped_collection import Sample, open_collection
 from raygnn.graph.data import etype_str
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run

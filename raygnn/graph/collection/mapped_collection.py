@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -12,8 +13,9 @@ from pydantic import AfterValidator, BaseModel, Field
 from torch import Tensor
 
 from raygnn.config.graph import GraphSplit
+from raygnn.config.schema import Config
 from raygnn.graph.arrays import Array, check_row_pointers, dtype_name
-from raygnn.graph.collection.collection_manifest import (
+from raygnn.graph.collection import (
     REMEDY,
     CollectionMeta,
     PackedArray,
@@ -21,10 +23,12 @@ from raygnn.graph.collection.collection_manifest import (
     PackedNodes,
     damaged,
     dtype_of_array,
+    read_collection,
     split_graphs,
 )
 from raygnn.graph.data import SPLITS, EdgeType
 from raygnn.graph.partition.manifest import check_size
+from raygnn.storage.remote import AnyPath
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,16 @@ class Collection:
         if self._labels is not None:
             y = _copied(self._labels[number : number + 1], self._dtype)[0]
         return Sample(num_nodes, edges, node_data, edge_data, y)
+
+
+def open_collection(config: Config, directory: AnyPath, *, others: bool = False) -> Collection:
+    """Open a job's graphs; ``others`` than the training's need no targets, and have no splits but
+    the dataset's own."""
+    assert isinstance(directory, Path)  # see `find_collection`
+    graph = config.graph if isinstance(config.graph, GraphSplit) else GraphSplit()
+    meta = read_collection(directory)
+    meta.check_target(config.task, known=not others)
+    return Collection(meta, config.task.target, None if others else graph)
 
 
 class _MappedFrames:

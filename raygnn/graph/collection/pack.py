@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name, element_bytes, stored_dtype
-from raygnn.graph.collection.collection_manifest import (
+from raygnn.graph.collection import (
     VERSION,
     CollectionMeta,
     GraphColumn,
@@ -28,8 +28,8 @@ from raygnn.graph.collection.collection_manifest import (
 )
 from raygnn.graph.data import SPLITS, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.manifest import file_facts
+from raygnn.graph.sources import normalize
 from raygnn.graph.sources.library_graphs import GraphSet
-from raygnn.graph.sources.transforms import normalize
 from raygnn.util.files import sync
 
 _BUFFER_BYTES = 4 << 20

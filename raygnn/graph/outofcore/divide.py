@@ -23,7 +23,7 @@ from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, on_threads
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import Missing, same_partition
-from raygnn.graph.partition.metis import assign
+from raygnn.graph.partition.stream import assign
 from raygnn.graph.partition.write import check_storable, write_partition
 from raygnn.util.files import is_vacant, new_directory, publish, storage_errors
 from raygnn.util.locks import Lock

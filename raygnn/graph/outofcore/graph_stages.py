@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.config.graph import GraphConfig, OgbGraph, ReversibleGraph, TablesGraph
+from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.graph import sources, validate
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData, NodeFrame
@@ -23,9 +23,8 @@ from raygnn.graph.outofcore.disk_graph import (
     store,
 )
 from raygnn.graph.outofcore.workspace import Workspace
-from raygnn.graph.sources import ogb
+from raygnn.graph.sources import add_reverses, has_reverses, normalize, ogb
 from raygnn.graph.sources.npz_members import Member
-from raygnn.graph.sources.transforms import add_reverses, normalize
 from raygnn.graph.tables.description import EdgeTable, NodeTable
 from raygnn.graph.tables.table_stages import extents, read_tables
 
@@ -48,9 +47,7 @@ def read_graph(
     graph.others["name"] = re.sub(r"[^\w.-]", "_", graph.others["name"])
     validate.check(graph.data(), needs_masks=needs_masks, trains=trains)
     graph = _scaled(graph, config.normalize or "none", work)
-    return (
-        _with_reverses(graph) if isinstance(config, ReversibleGraph) and config.reverse else graph
-    )
+    return _with_reverses(graph) if has_reverses(config) else graph
 
 
 def is_in_place(member: Member) -> bool:

@@ -1,13 +1,13 @@
-"""Partitioning by streaming: few cut edges, with memory for the nodes only.
+"""Assignment of nodes to parts: by METIS, at random, or by streaming.
 
-Edges are read in passes, in any order, and never kept. One pass counts degrees. A few passes form
-clusters, each at most a small share of a part, by label propagation (Raghavan et al. 2007; with
-capped sizes Meyerhenke, Sanders & Schulz, "Partitioning complex networks via size-constrained
-clustering", 2014; semi-external Akhremtsev, Sanders & Schulz, "(Semi-)external algorithms for graph
-partitioning and clustering", 2015). One pass samples edges between clusters, and METIS divides that
-graph. More passes move nodes to the part of most of their neighbours, until few nodes move, within
-limits of balance (restreaming: Nishimura & Ugander 2013; balance as a price in the score: Fennel,
-Tsourakakis et al. 2014).
+Streaming cuts few edges, with memory for the nodes only. Edges are read in passes, in any order,
+and never kept. One pass counts degrees. A few passes form clusters, each at most a small share of a
+part, by label propagation (Raghavan et al. 2007; with capped sizes Meyerhenke, Sanders & Schulz,
+"Partitioning complex networks via size-constrained clustering", 2014; semi-external Akhremtsev,
+Sanders & Schulz, "(Semi-)external algorithms for graph partitioning and clustering", 2015). One
+pass samples edges between clusters, and METIS divides that graph. More passes move nodes to the
+part of most of their neighbours, until few nodes move, within limits of balance (restreaming:
+Nishimura & Ugander 2013; balance as a price in the score: Fennel, Tsourakakis et al. 2014).
 
 Each node keeps a sketch of its neighbours' labels (`edge_kernels`; label propagation with such
 sketches: Sahu 2024) and decides whenever it has seen all of its edges once. It begins to count at a
@@ -24,14 +24,16 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from raygnn.graph.arrays import Array, IntArray, index_type
+from raygnn.graph.data import GraphData
 from raygnn.graph.partition import edge_kernels
-from raygnn.graph.partition.metis_library import divide
+from raygnn.graph.partition.metis import constraints, divide, first_ids, in_degrees, undirected
 
 # Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
 Passes = Callable[[], Iterable[tuple[Array, Array]]]
@@ -54,6 +56,54 @@ _METIS_NODES = 1 << 10
 _BLOCK, _SMALL_BLOCK = 1 << 18, 1 << 6
 _THREADED_BLOCK = 1 << 15
 _MAX_THREADS = 8
+_CHUNK = 1 << 18  # edges copied at a time
+
+
+def assign(
+    data: GraphData,
+    parts: int,
+    method: str,
+    seed: int,
+    progress: Callable[[str], object] | None = None,
+    passes: Passes | None = None,
+) -> dict[str, IntArray]:
+    """Assign every node to a part: node type → int64 ``[num]``, ``0 … parts-1``.
+
+    ``metis`` cuts few edges; each part gets an equal share of the nodes of every type and of the
+    training nodes, and at most 1.2 times its share of the edges if METIS manages that. ``stream``
+    cuts about as few with far less memory (`assign_by_streaming`); no part has more than 1.05 times
+    its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most one
+    node. With ``stream``, ``progress`` is called with ``"pass 3 of at most 11"``, and ``passes``
+    yields the edges, in order, if those of ``data`` are not in memory.
+    """
+    num, frames = data.num_nodes, list(data.nodes.values())
+    if parts == 1:
+        flat = np.zeros(num, np.int64)
+    elif method == "random":
+        flat = np.empty(num, np.int64)
+        flat[np.random.default_rng(seed).permutation(num)] = np.arange(num) % parts
+    elif method == "stream":
+        masks = [(frame.num, frame.data.get("train_mask")) for frame in frames]
+        types = [(n, None if mask is None else np.asarray(mask, bool)) for n, mask in masks]
+        groups, passes = balance_groups(types, parts), passes or partial(in_one_space, data)
+        found = assign_by_streaming(num, passes, parts, groups=groups, seed=seed, progress=progress)
+        flat = found.astype(np.int64)
+    elif parts >= num:  # METIS leaves some nodes without a valid part
+        flat = np.arange(num)
+    else:
+        graph, weights, loads = undirected(data), constraints(data, parts), in_degrees(data)
+        flat = divide(graph, parts, weights, loads, f"the graph {data.name}")
+    ends = np.cumsum([frame.num for frame in frames])[:-1]
+    return dict(zip(data.nodes, np.split(flat, ends), strict=True))
+
+
+def in_one_space(data: GraphData) -> Iterator[tuple[Array, Array]]:
+    """Yield sources and destinations of all edges in chunks. Ids are offset by type, in order."""
+    offsets = first_ids(data)
+    for (src_type, _, dst_type), edges in data.edges.items():
+        for first in range(0, edges.num, _CHUNK):
+            chunk = slice(first, first + _CHUNK)
+            yield edges.src[chunk] + offsets[src_type], edges.dst[chunk] + offsets[dst_type]
 
 
 def assign_by_streaming(

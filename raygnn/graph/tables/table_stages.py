@@ -1,7 +1,9 @@
-"""Convert tables to a graph on disk, in stages: ids, node arrays, edges.
+"""Tables of nodes and edges, in files or databases, described by a YAML file.
 
-This process fits vocabularies and transforms. Tasks read ids table by table, node arrays file by
-file, and edges in groups of files.
+Nodes and edges are numbered in the order of their rows. The partition keeps the ids of the tables,
+and predictions are written with them. Tables are converted to a graph on disk in stages: ids, node
+arrays, edges. This process fits vocabularies and transforms. Tasks read ids table by table, node
+arrays file by file, and edges in groups of files.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from raygnn.config.graph import TablesGraph
 from raygnn.config.problems import dotted
+from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import Appended, DiskArray, DiskGraph, EdgeRun, runs_of
-from raygnn.graph.outofcore.workspace import Workspace
+from raygnn.graph.outofcore.workspace import Workspace, in_turn
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, Table
@@ -31,14 +35,51 @@ from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.queries import named, queries_of, run_queries
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.texts import Texts
+from raygnn.graph.texts import identity as identity  # of encoders
 from raygnn.storage.remote import AnyPath
+from raygnn.util.files import storage_errors
+
+VERSION = 4
 
 _TOGETHER = 1 << 26  # bytes of edge files in a task, at least
 _ID = 32  # and at least so many per node, since each task builds a hash table of all ids
 
 
+def files(graph: TablesGraph) -> list[AnyPath]:
+    """Return the description, its tables in order, and the vocabulary if there is one."""
+    file, described = Path(graph.path), description_of(graph)
+    paths: list[AnyPath] = [file]
+    for table in described.tables.values():
+        paths += resolve(file.parent, table.files)
+    queries = queries_of(file, described).values()
+    paths += dict.fromkeys(path for query in queries for path in query.files)
+    return paths if graph.vocabulary is None else [*paths, graph.vocabulary]
+
+
+def reading_bytes(graph: TablesGraph) -> int:
+    """Estimate the bytes of the arrays; see `raygnn.graph.sources.reading_bytes`."""
+    return sum(
+        size * (1 + getattr(table, "undirected", False)) for table, _, size in extents(graph)
+    )
+
+
+def read(graph: TablesGraph) -> GraphData:
+    """Read the graph with the types, arrays and ids of the description.
+
+    Features are float32 ``[N, F]``, or float16 if the columns are; ``label`` int64 ``[N]`` (classes
+    in sorted order, -1 = unknown) or float32 ``[N]`` (numbers, NaN = unknown); categories int64
+    ``[N]``; masks bool ``[N]``. Edges can have the same arrays, and ``weight`` float32 ``[E]``;
+    ``time`` is int64. Arrays are written to a temporary directory until all are read.
+    """
+    with (
+        TemporaryDirectory(prefix="raygnn-") as place,
+        storage_errors(Path(place), DataError, "set TMPDIR to a larger disk"),
+    ):
+        return in_memory(read_tables(graph, Workspace(Path(place), in_turn, lambda _: None)))
+
+
 def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
-    """Read a graph of tables onto the disk; see `raygnn.graph.sources.table_graph`."""
+    """Read a graph of tables onto the disk; see `read`."""
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
 

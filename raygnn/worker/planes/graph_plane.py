@@ -15,8 +15,7 @@ from torch import Tensor
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
-from raygnn.graph.collection import open_collection
-from raygnn.graph.collection.mapped_collection import Collection, Sample
+from raygnn.graph.collection.mapped_collection import Collection, Sample, open_collection
 from raygnn.models.network import GraphNetwork, GraphSchema
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import EdgeType, GraphBatch, etype_str
