@@ -21,8 +21,7 @@ from raygnn.graph.available_memory import check_available
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, split_graphs
 from raygnn.graph.data import TABLE, EdgeTarget, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
-from raygnn.graph.sources import load_graph, reading_bytes
-from raygnn.graph.validate import check_weights
+from raygnn.graph.sources import check_weights, load_graph, reading_bytes
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition_facts import (
     collection_facts,
@@ -127,8 +126,10 @@ def packed(given: Input) -> Iterator[Input]:
     if not isinstance(given.found, MissingCollection):
         yield given
         return
+    from raygnn.graph.collection.pack import make_collection  # which imports torch
+
     with TemporaryDirectory(prefix="raygnn-") as directory:
-        meta = replace(given.found, place=Path(directory) / "collection").make()
+        meta = make_collection(replace(given.found, place=Path(directory) / "collection"))
         yield CollectionInput(meta, temporary=True)
 
 
@@ -295,8 +296,10 @@ class CollectionInput:
     def made(self, show: Display) -> CollectionInput:
         if not isinstance(self.found, MissingCollection):
             return self
+        from raygnn.graph.collection.pack import make_collection  # which imports torch
+
         with show.stage("collection") as detail:
-            return CollectionInput(self.found.make(detail))
+            return CollectionInput(make_collection(self.found, detail))
 
     def facts(self, config: Config) -> PartitionFacts:
         """Return the facts; none of graphs that are not packed yet."""

@@ -26,7 +26,7 @@ from raygnn.graph.collection import (
     split_graphs,
 )
 from raygnn.graph.collection.mapped_collection import Collection, open_collection
-from raygnn.graph.collection.pack import common_dtype
+from raygnn.graph.collection.pack import common_dtype, make_collection
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.manifest import file_facts
@@ -416,12 +416,12 @@ def test_a_collection_is_found_again(file: Path, tmp_path: Path) -> None:
     config = job(tmp_path / "runs", file)
     missing = find_collection(config)
     assert isinstance(missing, MissingCollection)
-    made = missing.make()
+    made = make_collection(missing)
     assert made.directory == tmp_path / "runs" / "partitions" / made.digest[:16]
     stages: list[str] = []
     assert ensure_collection(config, stages.append) == made
     assert stages == []
-    assert missing.make() == made  # another process was first
+    assert make_collection(missing) == made  # another process was first
     assert [path.name for path in made.directory.parent.iterdir()] == [made.directory.name]
 
 
@@ -483,7 +483,7 @@ def test_a_full_disk(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("raygnn.graph.collection.sync", full)
+    monkeypatch.setattr("raygnn.graph.collection.pack.sync", full)
     with pytest.raises(DataError, match="disk or the quota is full: No space left") as caught:
         ensure_collection(job(tmp_path / "runs", file))
     assert "free space" in str(caught.value)

@@ -20,6 +20,7 @@ from raygnn.graph.collection import (
     find_collection,
 )
 from raygnn.graph.collection.mapped_collection import open_collection
+from raygnn.graph.collection.pack import make_collection
 from raygnn.graph.data import DEFAULT_ETYPE, MASKS, GraphData
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta
@@ -390,7 +391,7 @@ def job(graph: dict[str, Any], storage: Path, **sections: Any) -> Any:
 def packed(graph: dict[str, Any], storage: Path, **sections: Any) -> CollectionMeta:
     found = find_collection(job(graph, storage, **sections))
     assert isinstance(found, MissingCollection)
-    return found.make()
+    return make_collection(found)
 
 
 @pytest.mark.usefixtures("module")

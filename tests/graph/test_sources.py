@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph import validate
+from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources import digest, load_graph, normalize
 from raygnn.graph.sources.planted import both_directions
@@ -191,7 +191,7 @@ def test_normalize_integers_and_nothing() -> None:
 
 def test_check_counts_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first bad row is counted from the start of the array, not from that of the piece."""
-    monkeypatch.setattr(validate, "_PIECE", 8)
+    monkeypatch.setattr(sources, "_PIECE", 8)
     num = 50
     for bad in (0, 7, 8, 49):
         feat = np.ones((num, 3), dtype=np.float32)
@@ -199,7 +199,7 @@ def test_check_counts_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         frame = NodeFrame(num, {"feat": feat, "train_mask": np.ones(num, dtype=bool)})
         ring = EdgeFrame(np.arange(num), (np.arange(num) + 1) % num)
         with pytest.raises(DataError, match=f"feat, row {bad}: the value in column 2"):
-            validate.check(GraphData("g", {"_N": frame}, {DEFAULT_ETYPE: ring}))
+            sources.check(GraphData("g", {"_N": frame}, {DEFAULT_ETYPE: ring}))
 
 
 def test_digest_is_of_contents_and_options(tmp_path: Path) -> None:

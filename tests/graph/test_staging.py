@@ -25,10 +25,10 @@ from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
 from raygnn.errors import DataError
 from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.sources import check_weights
 from raygnn.graph.staging.node_cache import CacheEntry, Draft, Stage
 from raygnn.graph.staging.parts import _write_table
 from raygnn.graph.staging.shard import load_shard
-from raygnn.graph.validate import check_weights
 from tests.support.graphs import partitioned, typed_graph
 
 SPAN = (0, 2)

@@ -11,8 +11,9 @@ import pytest
 
 import raygnn
 from raygnn.errors import InputError
-from raygnn.graph.collection import find_collection
+from raygnn.graph.collection import MissingCollection, find_collection
 from raygnn.graph.collection.mapped_collection import Sample, open_collection
+from raygnn.graph.collection.pack import make_collection
 from raygnn.graph.data import etype_str
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
@@ -70,7 +71,7 @@ def test_answers_are_predictions(kind: str, tmp_path: Path) -> None:
     known = ask(run, config, 1).to_pandas()
     raw = config.model_copy(update={"graph": config.graph.model_copy(update={"normalize": None})})
     found = find_collection(raw)
-    meta = found if not hasattr(found, "make") else found.make()
+    meta = make_collection(found) if isinstance(found, MissingCollection) else found
     samples = open_collection(config, meta.directory)
     graphs = [as_request(samples[number], model.schema()) for number in range(samples.num)]
     first, second = model.answer(

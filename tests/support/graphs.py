@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import Config
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection
+from raygnn.graph.collection.pack import make_collection
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -45,7 +46,7 @@ def ensure_collection(
 ) -> CollectionMeta:
     """Return the collection that a job needs; pack it if it does not exist."""
     found = find_collection(config)
-    return found.make(progress) if isinstance(found, MissingCollection) else found
+    return make_collection(found, progress) if isinstance(found, MissingCollection) else found
 
 
 def ensure_partition(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,12 +33,10 @@ from raygnn.graph.partition.manifest import (
     first_problem,
     read_json,
 )
-from raygnn.graph.sources import datasets, library_graphs
-from raygnn.graph.sources.input_files import out_of_memory, sha256
-from raygnn.graph.sources.library_graphs import GraphSet
+from raygnn.graph.sources.input_files import sha256
 from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import share_directory
-from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors, sync
+from raygnn.util.files import is_vacant, remove_stale, storage_errors
 
 if TYPE_CHECKING:
     from raygnn.config.schema import Config
@@ -49,7 +46,7 @@ VERSION: Literal[1] = 1
 
 REMEDY = "delete the directory: it is built again from the graphs"
 
-_INSTEAD = "set storage or partition.path elsewhere"
+INSTEAD = "set storage or partition.path elsewhere"
 _SUFFIXES = (".bin", ".dgl")
 
 _Natural = Annotated[int, Field(ge=0)]
@@ -269,44 +266,6 @@ class MissingCollection:
     source: dict[str, Any]
     shared: RemotePath | None = None
 
-    def make(self, progress: Callable[[str], object] | None = None) -> CollectionMeta:
-        """Pack it; ``progress`` is called with ``"pack"``."""
-        from raygnn.graph.collection.pack import pack  # which imports torch
-
-        place = self.place.absolute()
-        if progress is not None:
-            progress("pack")
-        with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
-            method = self.graph.normalize or "none"
-            about = {"digest": self.digest, "source": self.source}
-            try:
-                packed = pack(self._sources(), directory, method, about)
-            except MemoryError as error:
-                raise out_of_memory(str(self.source["path"]), error) from None
-            file = directory / MANIFEST
-            file.write_text(packed.model_dump_json(indent=1, by_alias=True))
-            sync(file)
-            publish(directory, place)  # if another process was first, its result is the same
-        existing = read_collection(place)
-        if existing.digest != self.digest:
-            message = "another collection exists here already"
-            remedy = "name another directory, or delete this one"
-            raise DataError(message, where=str(place), remedy=remedy)
-        if self.shared is not None:
-            share_directory(place, self.shared, MANIFEST)
-        return existing
-
-    def _sources(self) -> Iterator[AbstractContextManager[GraphSet]]:
-        if isinstance(self.graph, DatasetGraph):
-            yield datasets.read_all(self.graph)
-            return
-        for file in _input_files(self.graph.path):
-            if file.suffix == ".txt":
-                message = "text is not a file that dgl.save_graphs wrote"
-                remedy = "read GIN's text with a dataset class, as examples/gin_text.py does"
-                raise DataError(message, where=str(file), remedy=remedy)
-            yield library_graphs.read_all(file)
-
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     """Return the existing collection, or the one to be packed.
@@ -333,7 +292,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         made_from["content"] = sources.digest(graph)
     else:
         source = str(graph.path)
-        contents = b"".join(bytes.fromhex(sha256(file)) for file in _input_files(graph.path))
+        contents = b"".join(bytes.fromhex(sha256(file)) for file in graph_files(graph.path))
         made_from["content"] = hashlib.sha256(contents).hexdigest()
     digest = checksum(made_from)
     shared = None
@@ -341,7 +300,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         place = config.local_storage / "partitions" / digest[:16]
         if config.store is not None:
             shared = RemotePath.of(config.store, "storage") / "partitions" / place.name
-            with storage_errors(place, DataError, _INSTEAD):
+            with storage_errors(place, DataError, INSTEAD):
                 share_directory(place, shared, MANIFEST)
         existing = None if is_vacant(place) else read_collection(place)
     if existing is None:
@@ -360,7 +319,8 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     return existing
 
 
-def _input_files(path: Path) -> tuple[Path, ...]:
+def graph_files(path: Path) -> tuple[Path, ...]:
+    """Return the files of graphs in a directory, by name, or the file itself."""
     if not path.is_dir():
         return (path,)
     try:

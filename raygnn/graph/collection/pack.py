@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,51 +18,92 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name, element_bytes, stored_dtype
 from raygnn.graph.collection import (
+    INSTEAD,
+    MANIFEST,
     VERSION,
     CollectionMeta,
     GraphColumn,
+    MissingCollection,
     PackedArray,
+    graph_files,
+    read_collection,
 )
 from raygnn.graph.data import SPLITS, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.manifest import file_facts
-from raygnn.graph.sources import normalize
+from raygnn.graph.sources import datasets, library_graphs, normalize
+from raygnn.graph.sources.input_files import out_of_memory
 from raygnn.graph.sources.library_graphs import GraphSet
-from raygnn.util.files import sync
+from raygnn.storage.replica import share_directory
+from raygnn.util.files import new_directory, publish, storage_errors, sync
 
 _BUFFER_BYTES = 4 << 20
 _BUFFER_ARRAYS = 10_000
 
 
-def pack(
-    sources: Iterable[AbstractContextManager[GraphSet]],
-    directory: Path,
-    method: str,
-    about: Mapping[str, Any],
+def make_collection(
+    missing: MissingCollection, progress: Callable[[str], object] | None = None
 ) -> CollectionMeta:
+    """Pack a collection; ``progress`` is called with ``"pack"``."""
+    place = missing.place.absolute()
+    if progress is not None:
+        progress("pack")
+    with storage_errors(place, DataError, INSTEAD), new_directory(place) as directory:
+        try:
+            packed = _pack(missing, directory)
+        except MemoryError as error:
+            raise out_of_memory(str(missing.source["path"]), error) from None
+        file = directory / MANIFEST
+        file.write_text(packed.model_dump_json(indent=1, by_alias=True))
+        sync(file)
+        publish(directory, place)  # if another process was first, its result is the same
+    existing = read_collection(place)
+    if existing.digest != missing.digest:
+        message = "another collection exists here already"
+        remedy = "name another directory, or delete this one"
+        raise DataError(message, where=str(place), remedy=remedy)
+    if missing.shared is not None:
+        share_directory(place, missing.shared, MANIFEST)
+    return existing
+
+
+def _sources(graph: ManyGraphs | DatasetGraph) -> Iterator[AbstractContextManager[GraphSet]]:
+    if isinstance(graph, DatasetGraph):
+        yield datasets.read_all(graph)
+        return
+    for file in graph_files(graph.path):
+        if file.suffix == ".txt":
+            message = "text is not a file that dgl.save_graphs wrote"
+            remedy = "read GIN's text with a dataset class, as examples/gin_text.py does"
+            raise DataError(message, where=str(file), remedy=remedy)
+        yield library_graphs.read_all(file)
+
+
+def _pack(missing: MissingCollection, directory: Path) -> CollectionMeta:
     """Write all graphs durably to an empty directory: all files but the manifest.
 
-    Memory: one graph and a few megabytes of each array; with a ``method`` to scale the array
-    ``feat`` over all graphs, each type's features twice. ``about``: digest and source.
+    Memory: one graph and a few megabytes of each array; with ``graph.normalize``, which scales the
+    array ``feat`` over all graphs, each type's features twice.
     """
     started = time.perf_counter()
     packer = _Packer(directory)
-    for source_file in sources:
+    for source_file in _sources(missing.graph):
         with source_file as graphs:
             packer.add_all(graphs)
     if not packer.num:
-        where = str(about["source"]["path"])
+        where = str(missing.source["path"])
         raise DataError("there are no graphs", where=where, remedy="check graph.path")
-    contents = packer.finish(method)
+    contents = packer.finish(missing.graph.normalize or "none")
     files = {}
     for path in sorted(directory.iterdir()):
         sync(path)
         files[path.name] = file_facts(path)
-    made = {"directory": directory, "version": VERSION, "files": files}
-    made["seconds"] = time.perf_counter() - started
-    return CollectionMeta.model_validate({**contents, **about, **made})
+    made: dict[str, Any] = {"digest": missing.digest, "source": missing.source, "files": files}
+    made |= {"directory": directory, "version": VERSION, "seconds": time.perf_counter() - started}
+    return CollectionMeta.model_validate({**contents, **made})
 
 
 class _Packer:

@@ -77,7 +77,7 @@ def partition_out_of_core(
     Args:
         pool: runs the tasks; all its machines see the partition's directory and the input.
         tell: called with the progress; see `Workspace`.
-        needs_masks, trains: see `raygnn.graph.validate.check`.
+        needs_masks, trains: see `raygnn.graph.sources.check`.
     """
     place, stages = missing.draft.absolute(), missing.stages
     if not is_vacant(place):

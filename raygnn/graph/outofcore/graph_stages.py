@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
-from raygnn.graph import sources, validate
+from raygnn.graph import sources
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData, NodeFrame
 from raygnn.graph.outofcore.disk_graph import (
@@ -45,7 +45,7 @@ def read_graph(
         data = sources.load_graph(config, needs_masks=needs_masks, trains=trains)
         return spill(data, work.directory("edges"))
     graph.others["name"] = re.sub(r"[^\w.-]", "_", graph.others["name"])
-    validate.check(graph.data(), needs_masks=needs_masks, trains=trains)
+    sources.check(graph.data(), needs_masks=needs_masks, trains=trains)
     graph = _scaled(graph, config.normalize or "none", work)
     return _with_reverses(graph) if has_reverses(config) else graph
 

@@ -12,12 +12,15 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
+from raygnn.errors import DataError
 from raygnn.graph.available_memory import words
-from raygnn.util.files import read_json
+from raygnn.util.files import read_json, storage_errors
 
 _MAX_THREADS = 16
 
@@ -113,3 +116,13 @@ class Workspace:
 def _boot() -> str:
     """Return an id that changes with each boot of this machine."""
     return " ".join(words(Path("/proc/sys/kernel/random/boot_id")))
+
+
+@contextmanager
+def temporary_workspace() -> Iterator[Workspace]:
+    """Yield a workspace in a temporary directory, whose tasks run in turn."""
+    with (
+        TemporaryDirectory(prefix="raygnn-") as place,
+        storage_errors(Path(place), DataError, "set TMPDIR to a larger disk"),
+    ):
+        yield Workspace(Path(place), in_turn, lambda _: None)

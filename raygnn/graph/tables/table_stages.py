@@ -15,18 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from raygnn.config.graph import TablesGraph
 from raygnn.config.problems import dotted
-from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import Appended, DiskArray, DiskGraph, EdgeRun, runs_of
-from raygnn.graph.outofcore.workspace import Workspace, in_turn
+from raygnn.graph.outofcore.workspace import Workspace, temporary_workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, Table
@@ -37,7 +35,6 @@ from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.texts import Texts
 from raygnn.graph.texts import identity as identity  # of encoders
 from raygnn.storage.remote import AnyPath
-from raygnn.util.files import storage_errors
 
 VERSION = 4
 
@@ -71,11 +68,8 @@ def read(graph: TablesGraph) -> GraphData:
     ``[N]``; masks bool ``[N]``. Edges can have the same arrays, and ``weight`` float32 ``[E]``;
     ``time`` is int64. Arrays are written to a temporary directory until all are read.
     """
-    with (
-        TemporaryDirectory(prefix="raygnn-") as place,
-        storage_errors(Path(place), DataError, "set TMPDIR to a larger disk"),
-    ):
-        return in_memory(read_tables(graph, Workspace(Path(place), in_turn, lambda _: None)))
+    with temporary_workspace() as work:
+        return in_memory(read_tables(graph, work))
 
 
 def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:

@@ -13,9 +13,9 @@ import torch
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
+from raygnn.graph.sources import check_weights
 from raygnn.graph.staging.mapped import large_pages, map_table
 from raygnn.graph.staging.shard import Shard
-from raygnn.graph.validate import check_weights
 from raygnn.models.registry import needs_degree_sampled
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import (
