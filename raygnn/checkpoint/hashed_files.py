@@ -1,6 +1,6 @@
 """Files whose size and SHA-256 are recorded when they are written and compared when they are read.
 
-Slow storage is no error; storage that takes no bytes for long is one.
+Slow storage is no error; storage that accepts no bytes for long is one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
@@ -20,65 +21,57 @@ from raygnn.util.hashing import digest
 
 T = TypeVar("T")
 
-_PIECE = 1 << 20  # bytes that are written at once; storage that takes them is alive
-_SYNCED = 8  # pieces that are made durable at once, so that no single sync takes long
+_PIECE = 1 << 20  # bytes per write; each is a heartbeat of the storage
+_SYNCED = 8  # pieces between two syncs, so that no single sync takes long
 
 
 class Write(Generic[T]):
-    """A write in a thread of its own.
+    """Write in a background thread.
 
     Args:
-        act: writes; calls its argument whenever the storage has taken something.
-        name: of the thread.
+        act: writes; calls its argument after each piece that was written.
+        name: name of the thread.
     """
 
     def __init__(self, act: Callable[[Callable[[], None]], T], name: str):
         self._act = act
-        self._result: T | None = None
-        self._error: Exception | None = None
+        self._future: Future[T] = Future()
         self._moved()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        return self._thread.is_alive()
+        return not self._future.done()
 
     @property
     def silence(self) -> float:
-        """Seconds for which the storage has taken nothing; 0 after the end."""
+        """Seconds since the last piece was written; 0 after the end."""
         return time.monotonic() - self._at if self.busy else 0.0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether it came."""
-        self._thread.join(seconds)
+        """Wait for the end; return True if the write has ended."""
+        wait([self._future], seconds)
         return not self.busy
 
     def result(self) -> T:
         """Return what ``act`` returned, or raise what it raised; the write must have ended."""
-        assert not self.busy
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._result)
+        return self._future.result(timeout=0)
 
     def _moved(self) -> None:
         self._at = time.monotonic()
 
     def _run(self) -> None:
         try:
-            self._result = self._act(self._moved)
-        except Exception as error:
-            self._error = error
+            self._future.set_result(self._act(self._moved))
+        except BaseException as error:
+            self._future.set_exception(error)
 
 
 class Hashed(io.RawIOBase):
     """Stream that writes to a file in pieces, durably, and computes the SHA-256.
 
-    torch's writer, which is C++, cannot handle exceptions: the first one is kept as ``error``, and
-    nothing is written after it.
-
-    Args:
-        moved: called after each piece.
+    torch's writer is C++ and cannot handle exceptions: the first one is stored in ``error``, and
+    nothing is written after it. ``moved``: called after each piece.
     """
 
     def __init__(self, file: IO[bytes], moved: Callable[[], None] = lambda: None):
@@ -117,14 +110,11 @@ class Hashed(io.RawIOBase):
 def write_hashed(
     path: Path, fill: Callable[[Hashed], None], moved: Callable[[], None] = lambda: None
 ) -> Hashed:
-    """Write a file, durably.
+    """Write a file, durably. Raises OSError if it cannot be written.
 
     Args:
         fill: writes its content.
-        moved: called whenever the storage has taken something.
-
-    Raises:
-        OSError: the file cannot be written.
+        moved: called after each piece.
     """
     with open(path, "wb") as file:
         hashed = Hashed(file, moved)
@@ -136,7 +126,7 @@ def write_hashed(
 
 
 def save_tensors(value: Any, path: Path, moved: Callable[[], None] = lambda: None) -> Hashed:
-    """Write a file for torch.load, with all tensors as CPU tensors; see `write_hashed`."""
+    """Write a file for torch.load, all tensors of it on the CPU; see `write_hashed`."""
     import torch
     from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -145,21 +135,15 @@ def save_tensors(value: Any, path: Path, moved: Callable[[], None] = lambda: Non
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
+    """Return the SHA-256 of a file, in hex. Raises OSError if it cannot be read, or is no regular
+    file."""
     with open_regular(path) as file:
         return digest(file)
 
 
 def difference(path: Path, size: int, sha: str) -> str | None:
-    """Describe how a file differs from its recorded size and SHA-256; None if it does not.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Describe how a file differs from its recorded size and SHA-256; None if it does not. Raises
+    OSError if it cannot be read."""
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
         return f"{path.name} is not a regular file"

@@ -1,8 +1,8 @@
-"""Embedding tables and their optimizer's state on storage: each rank writes the rows that it owns.
+"""Files of embedding tables and their optimizer's state: each rank writes the rows that it owns.
 
-A file holds plain arrays, one after the other, of some nodes of one type: the global node ids,
-int64 ``[n]``, then each array, float32 ``[n, dim]``, all little-endian. Their names are in the
-manifest of the checkpoint, or in ``selected.json``.
+A file holds plain little-endian arrays of some nodes of one type, one after the other: the global
+node ids, int64 ``[n]``, then each array, float32 ``[n, dim]``. The manifest of the checkpoint, or
+``selected.json``, has the names of the arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from raygnn.checkpoint.hashed_files import Hashed, Write, write_hashed
 from raygnn.checkpoint.remote_checkpoints import RemoteCheckpoints
-from raygnn.checkpoint.store import RowFile, RowFiles, rows_of
+from raygnn.checkpoint.store import RowFile, RowFiles, read_manifest
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
 from raygnn.sampling.exchange import Exchange
@@ -28,15 +28,15 @@ from raygnn.tasks.embeddings import ROW, Embeddings
 from raygnn.util.files import open_regular, retry
 
 _APART = 0.2  # seconds between polls of the other ranks
-_PIECE = 1 << 26  # bytes that are read or written at once
+_PIECE = 1 << 26  # bytes per read or write
 
 
 class RowState:
-    """Writes a rank's embedding rows in the background, and reads them again.
+    """Writes a rank's embedding rows in the background, and reads them.
 
     Args:
         control: collectives of the training thread.
-        patience: seconds for which storage may take nothing, or refuse the final rows.
+        patience: seconds for which the storage may accept nothing, or refuse the final rows.
         place: object store to which each rank uploads its files; None = all ranks see the
             directory.
     """
@@ -70,11 +70,14 @@ class RowState:
 
         Args:
             state: state file of the checkpoint to resume from, whose rows are read.
+
+        Raises:
+            DataError: the checkpoint's manifest or rows cannot be read.
         """
         if embeddings is None:
             return None
         rows = cls(embeddings, control, patience, place)
-        if state is not None and (files := rows_of(state)) is not None:
+        if state is not None and (files := read_manifest(state.parent).rows) is not None:
             rows.read(state.parent, files)
         return rows
 
@@ -90,11 +93,11 @@ class RowState:
 
     @property
     def silence(self) -> float:
-        """Seconds for which the storage has taken nothing from this rank."""
+        """Seconds since the last piece of this rank was written."""
         return 0.0 if self._write is None else self._write.silence
 
     def has_room(self) -> bool:
-        """Return whether copies of the rows of all ranks of a node fit half of its free memory."""
+        """Return True if copies of the rows of all ranks of a node fit half of its free memory."""
         arrays = (a for t in self.embeddings.rows for a in self.embeddings.arrays(t).values())
         size = sum(a.numel() * a.element_size() for a in arrays)
         neighbours = min(self.control.world.size, os.cpu_count() or 1)
@@ -104,9 +107,9 @@ class RowState:
         """Begin to write this rank's rows to a new directory; `collect` ends it.
 
         Args:
-            copy: write a copy, so that rows may change meanwhile.
-            again: seconds to try again while the storage is full or away.
-            rows_only: without the optimizer's state.
+            copy: write a copy, so that training may change the rows meanwhile.
+            again: seconds to try again while the storage is full or unavailable.
+            rows_only: skip the optimizer's state.
         """
         arrays = {
             ntype: {
@@ -127,7 +130,7 @@ class RowState:
         self._abandoned = True
 
     def collect(self) -> RowFiles:
-        """Return the files of all ranks, which have been written. Collective.
+        """Return the files that all ranks have written. Collective.
 
         Raises:
             OSError: a rank failed, or the rows were abandoned; the same on all ranks, and all
@@ -135,17 +138,17 @@ class RowState:
         """
         assert self._write is not None
         write, self._write = self._write, None
-        said: dict[str, Any]
+        result: dict[str, Any]
         try:
             files = write.result()
             if self._abandoned:
-                reason = "training went on before the embedding rows were written"
+                reason = "training continued before the embedding rows were written"
                 raise TimeoutError(errno.ETIMEDOUT, reason)
-            said = {"files": [file.model_dump() for file in files]}
+            result = {"files": [file.model_dump() for file in files]}
         except OSError as error:
             reason = f"{error.strerror or error} (rank {self.control.world.rank})"
-            said = {"failed": [error.errno, reason]}
-        answers = self.control.gather_json(said)
+            result = {"failed": [error.errno, reason]}
+        answers = self.control.gather_json(result)
         if failed := [answer["failed"] for answer in answers if "failed" in answer]:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise OSError(*failed[0])
@@ -157,7 +160,8 @@ class RowState:
         The rows must not change meanwhile. Collective.
 
         Raises:
-            OSError: a rank failed, or its storage took nothing for too long; the same on all ranks.
+            OSError: a rank failed, or its storage accepted nothing for too long; the same on all
+                ranks.
         """
         self.begin(directory, copy=False, again=self.patience, rows_only=True)
         while True:
@@ -166,15 +170,12 @@ class RowState:
             if not busy:
                 return self.collect()
             if stalled:
-                raise TimeoutError(errno.ETIMEDOUT, f"it took nothing for {self.patience:g} s")
+                raise TimeoutError(errno.ETIMEDOUT, f"it accepted nothing for {self.patience:g} s")
             time.sleep(_APART)
 
     def read(self, directory: Path, files: RowFiles) -> None:
         """Read the rows of this rank's nodes, and the optimizer's state if the files have it.
-
-        Raises:
-            DataError: a file cannot be read, or rows are missing.
-        """
+        Raises DataError if a file cannot be read, or rows are missing."""
         rows = self.embeddings
         names = {name for file in files.files for name in file.arrays}
         if names - {ROW}:
@@ -183,13 +184,13 @@ class RowState:
             arrays = {name: a.numpy() for name, a in rows.arrays(ntype).items() if name in names}
             original = np.asarray(rows.ids[ntype])
             order = np.argsort(original, kind="stable")
-            there = np.zeros(len(original), bool)
+            present = np.zeros(len(original), bool)
             for file in files.files if len(own) else ():
                 if file.ntype == ntype:
-                    self._read_file(directory, file, files.dim, original, order, arrays, there)
-            if files.dim != rows.dim or not there.all():
+                    self._read_file(directory, file, files.dim, original, order, arrays, present)
+            if files.dim != rows.dim or not present.all():
                 raise DataError(
-                    f"it has no embedding rows of {int((~there).sum()):,} of the {len(own):,} "
+                    f"it has no embedding rows of {int((~present).sum()):,} of the {len(own):,} "
                     f"nodes of type {ntype!r} that this rank owns",
                     where=str(directory),
                     remedy="resume with the graph that the rows were trained on",
@@ -203,13 +204,14 @@ class RowState:
         original: np.ndarray,
         order: np.ndarray,
         arrays: Mapping[str, np.ndarray],
-        there: np.ndarray,
+        present: np.ndarray,
     ) -> None:
         """Read this rank's rows from one file.
 
         Args:
-            original: global ids of the owned nodes, at least one; order: sorts them.
-            there: rows that were read so far; updated.
+            original: global ids of the owned nodes, at least one.
+            order: argsort of ``original``.
+            present: True for each row that was read; updated.
         """
         try:
             for ids, found in read_rows(directory / file.name, file, dim, tuple(arrays)):
@@ -219,7 +221,7 @@ class RowState:
                 mine = original[own] == ids
                 for name, values in found.items():
                     arrays[name][own[mine]] = values[mine]
-                there[own[mine]] = True
+                present[own[mine]] = True
         except (OSError, ValueError) as error:
             raise DataError(
                 f"cannot be read: {getattr(error, 'strerror', None) or error}",
@@ -253,15 +255,12 @@ def write_rows(
     arrays: Mapping[str, np.ndarray],
     moved: Callable[[], None] = lambda: None,
 ) -> RowFile:
-    """Write a file, durably.
+    """Write a file, durably. Raises OSError if it cannot be written.
 
     Args:
         ids: global node ids, ``[n]``.
         arrays: float32 ``[n, dim]`` each.
-        moved: called whenever the storage has taken something.
-
-    Raises:
-        OSError: the file cannot be written.
+        moved: called after each piece.
     """
 
     def fill(file: Hashed) -> None:
@@ -288,14 +287,14 @@ def read_rows(
     """Read a file in pieces.
 
     Args:
-        names: of arrays; empty = all.
+        names: names of the arrays to read; empty = all.
 
     Yields:
         Global node ids int64 ``[n]``, and name → float32 ``[n, dim]``.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file was cut off.
+        ValueError: the file is truncated.
     """
     with open_regular(path) as content:
         for start, stop in _pieces(file.rows, 4 * dim):
@@ -310,8 +309,7 @@ def read_rows(
 
 def _read(content: Any, at: int, count: int, dtype: str) -> np.ndarray:
     content.seek(at)
-    data = content.read(count * np.dtype(dtype).itemsize)
-    return np.frombuffer(data, dtype, count)
+    return np.frombuffer(content.read(count * np.dtype(dtype).itemsize), dtype, count)
 
 
 def _pieces(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:

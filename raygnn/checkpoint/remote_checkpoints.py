@@ -1,4 +1,4 @@
-"""Checkpoints of a run whose storage is an object store, or whatever else pyarrow.fs opens."""
+"""Checkpoints of a run in an object store, or in another file system that pyarrow.fs opens."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from raygnn.checkpoint.store import (
     SENDING,
     STATE,
     Checkpoint,
-    files_of,
     put_aside,
     read,
+    read_manifest,
 )
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.runs.run_directory import CHECKPOINTS, Events
 from raygnn.storage.remote import RemotePath
-from raygnn.util.files import sync
+from raygnn.util.files import new_directory, publish
 
 _AGAIN = 5.0  # seconds before a failed upload is tried again
 _SILENCE = 20.0  # seconds without progress after which an upload is reported
-_LOOK = 1.0  # seconds between polls of that
+_POLL = 1.0  # seconds between polls for progress
 
 log = logging.getLogger("raygnn")
 
@@ -42,11 +42,9 @@ log = logging.getLogger("raygnn")
 class RemoteCheckpoints:
     """Remote checkpoint store: ``<run>/checkpoints/step-<n>/`` with all files of each checkpoint.
 
-    The nodes have copies only, and each rank uploads the files that it has written (`put`). A
-    checkpoint is complete when its manifest, which is uploaded last, is there.
-
-    Args:
-        run: location of the run; secrets in it are never shown.
+    The nodes have only copies, and each rank uploads the files that it has written (`put`). A
+    checkpoint is complete once it has its manifest, which is uploaded last. ``run``: location of
+    the run; secrets in it are never shown.
     """
 
     def __init__(self, run: Uri):
@@ -61,33 +59,24 @@ class RemoteCheckpoints:
         return str(self._uri)
 
     def names(self) -> list[str]:
-        """Return the names of all complete checkpoints, oldest first.
-
-        Raises:
-            DataError: the store cannot be read.
-        """
+        """Return the names of all complete checkpoints, oldest first. Raises DataError if the store
+        cannot be read."""
         parents = (path.split("/") for path in self._directory.files())
         return sorted(n for n, *rest in parents if rest == [MANIFEST] and NAME.fullmatch(n))
 
     def put(self, file: Path, name: str, moved: Callable[[], None] = lambda: None) -> None:
-        """Upload a file of a checkpoint.
+        """Upload a file of a checkpoint. Raises OSError if it cannot be read or uploaded.
 
         Args:
-            name: of the directory in the store.
-            moved: called whenever the store has taken something.
-
-        Raises:
-            OSError: the file cannot be read or uploaded.
+            name: name of the checkpoint.
+            moved: called after each piece.
         """
         with as_storage():
             (self._directory / name / file.name).upload(file, moved)
 
     def put_weights(self, directory: Path) -> None:
         """Upload the weights of a run. Their description is removed first and uploaded last, so
-        that it never describes other weights.
-
-        Raises:
-            OSError: a file cannot be read or uploaded.
+        that it never describes other weights. Raises OSError if a file cannot be read or uploaded.
         """
         with as_storage():
             (self._directory / weights.ABOUT).remove()
@@ -97,20 +86,21 @@ class RemoteCheckpoints:
     def send(
         self, checkpoint: Path, keep: int, name: str = "", moved: Callable[[], None] = lambda: None
     ) -> None:
-        """Upload a checkpoint, and remove the oldest ones, so that ``keep`` are left.
+        """Upload a checkpoint, and remove the oldest ones, so that ``keep`` remain.
 
         Args:
-            name: of the checkpoint, if its directory has another one.
-            moved: called whenever the store has taken something.
+            name: name of the checkpoint, if its directory has another.
+            moved: called after each piece.
 
         Raises:
-            DataError: the upload failed; the other checkpoints remain.
+            DataError: the upload failed, and the other checkpoints remain; or the manifest is
+                damaged.
             OSError: the checkpoint cannot be read.
         """
         name = name or checkpoint.name
-        target, files = self._directory / name, files_of(checkpoint)
+        target, files = self._directory / name, read_manifest(checkpoint).files
         (target / MANIFEST).remove()
-        for file in (*files, MANIFEST):
+        for file in (*(file for file, _, _ in files), MANIFEST):
             if file == STATE or not (target / file).is_file():
                 (target / file).upload(checkpoint / file, moved)
         names = self.names()
@@ -121,16 +111,16 @@ class RemoteCheckpoints:
                 moved()
 
     def fetch_newest(
-        self, directory: Path, judge: Callable[[Path], Checkpoint | str], above: str = ""
+        self, directory: Path, judge: Callable[[Path], Checkpoint], above: str = ""
     ) -> tuple[Checkpoint | None, dict[str, str]]:
         """Download the newest usable checkpoint to ``directory``.
 
         Args:
-            judge: returns a usable checkpoint, or what is wrong with it.
-            above: consider only checkpoints that are newer than the one of this name.
+            judge: reads a checkpoint; raises DataError if it is unusable.
+            above: only checkpoints that are newer than the one of this name are considered.
 
         Returns:
-            The checkpoint, or None; and name → what is wrong with it, of each newer one.
+            The checkpoint, or None; and name → reason of each newer one, which is unusable.
 
         Raises:
             DataError, OSError: see `fetch`.
@@ -139,60 +129,47 @@ class RemoteCheckpoints:
         for name in reversed(self.names()):
             if name <= above:
                 break
-            checkpoint = judge(self.fetch(name, directory))
-            if isinstance(checkpoint, Checkpoint):
-                return checkpoint, rejected
-            put_aside(directory / name)
-            rejected[name] = checkpoint
+            fetched = self.fetch(name, directory)
+            try:
+                return judge(fetched), rejected
+            except DataError as error:
+                put_aside(fetched)
+                rejected[name] = error.what
         return None, rejected
 
     def pass_over(self, names: Iterable[str]) -> None:
-        """Rename the manifests of checkpoints, so that they are passed over; their files stay.
-
-        Raises:
-            DataError: the store cannot be written.
-        """
+        """Rename the manifests of checkpoints, so that they are passed over; their files remain.
+        Raises DataError if the store cannot be written."""
         for name in names:
             about = self._directory / name / MANIFEST
             about.with_name(f"passed-over-{MANIFEST}").write(about.read_bytes())
             about.remove()
 
     def fetch(self, name: str, directory: Path) -> Path:
-        """Download a checkpoint to ``directory``, unless it is there already; another one of that
-        name is put aside. Of several processes one downloads, and the other processes wait.
+        """Download a checkpoint to ``directory``, unless an intact copy exists; a damaged copy is
+        put aside. One of several processes downloads, and the others wait.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the store cannot be read.
             OSError: the directory cannot be written.
         """
+        source, final = self._directory / name, directory / name
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / f".{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return self._fetch(name, directory)
-
-    def _fetch(self, name: str, directory: Path) -> Path:
-        source, final, files = self._directory / name, directory / name, [STATE]
-        draft = directory / f".{name}.tmp"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        try:
-            (source / MANIFEST).download(draft / MANIFEST)
-            about = (draft / MANIFEST).read_bytes()
-            with suppress(OSError):  # there is no copy here
-                here = (final / MANIFEST).read_bytes() == about
-                if here and isinstance(read(final), Checkpoint):
-                    return final
-            with suppress(OSError):  # a damaged manifest, which whoever reads it will report
-                files = files_of(draft)
-            for file in files:
-                (source / file).download(draft / file)
-            if final.exists():
-                put_aside(final)
-            sync(draft)
-            os.rename(draft, final)
-            sync(directory)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            with new_directory(final) as draft:
+                (source / MANIFEST).download(draft / MANIFEST)
+                with suppress(OSError, DataError):  # no copy, or a damaged one
+                    if (final / MANIFEST).read_bytes() == (draft / MANIFEST).read_bytes():
+                        return read(final).state.parent
+                files = [(STATE, 0, "")]
+                with suppress(DataError):  # reading the checkpoint reports a damaged manifest
+                    files = read_manifest(draft).files
+                for file, _, _ in files:
+                    (source / file).download(draft / file)
+                if final.exists():
+                    put_aside(final)
+                publish(draft, final)
         return final
 
     @functools.cached_property
@@ -202,7 +179,7 @@ class RemoteCheckpoints:
 
 @contextmanager
 def as_storage() -> Iterator[None]:
-    """Turn errors of the object store into those of storage."""
+    """Raise OSError for an error of the object store."""
     try:
         yield
     except DataError as error:
@@ -210,14 +187,14 @@ def as_storage() -> Iterator[None]:
 
 
 class Courier:
-    """Uploads checkpoints in a thread of its own, so that a store that is slow, or hangs, blocks
-    nothing else. Of the checkpoints that wait meanwhile, only the newest is uploaded. An upload
-    that fails is tried again until there is a newer checkpoint.
+    """Uploads checkpoints in a background thread, so that a store that is slow, or hangs, blocks
+    nothing else. If several checkpoints wait, only the newest is uploaded. A failed upload is
+    repeated until there is a newer checkpoint.
 
     Args:
-        sending: called with whether an upload is in progress or waiting.
-        is_current: returns whether no later start of the run has taken over.
-        before: called before each upload, for the files that a resumed run needs, too.
+        sending: called with True if an upload is in progress or waiting, else False.
+        is_current: returns False if a later attempt of the run has taken over.
+        before: called before each upload, to send other files that a resumed run needs.
     """
 
     def __init__(
@@ -253,12 +230,12 @@ class Courier:
             self._changed.notify_all()
 
     def finish(self, seconds: float) -> None:
-        """Wait until all uploads have ended, and report if that takes longer."""
+        """Wait until all uploads have ended; report if that takes longer."""
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
+                where, limit = self._remote, f"{seconds:g} s"
                 self._events.tell(
-                    f"the last checkpoints are not in {self._remote}: it takes more than "
-                    f"{seconds:g} s"
+                    f"the last checkpoints are not in {where}: uploads take longer than {limit}"
                 )
 
     def _run(self) -> None:
@@ -284,7 +261,7 @@ class Courier:
             shutil.copytree(checkpoint, held, copy_function=os.link)
             try:
                 self._before()
-            except Exception:  # a checkpoint without its records is better than none
+            except Exception:  # a checkpoint is useful without the records, too
                 log.warning("the records of %s cannot be uploaded", checkpoint.name, exc_info=True)
             if self._is_current():
                 self._watch(held, checkpoint.name)
@@ -292,8 +269,8 @@ class Courier:
                 self._events.tell(f"{checkpoint.name} is in {self._remote} again")
             self._failing = False
         except Exception as error:
-            replaced = not checkpoint.exists()  # by newer ones
-            if replaced and isinstance(error, OSError):  # of this disk, not of the store
+            replaced = not checkpoint.exists()  # newer checkpoints replaced it
+            if replaced and isinstance(error, OSError):  # an error of the local disk
                 return True
             log.warning("%s is not in %s", checkpoint.name, self._remote, exc_info=True)
             reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
@@ -304,12 +281,12 @@ class Courier:
         return True
 
     def _watch(self, path: Path, name: str) -> None:
-        """Upload a checkpoint, and report if the store takes nothing for long."""
+        """Upload a checkpoint; report if the store accepts nothing for long."""
         send = functools.partial(self._remote.send, path, self._keep, name)
         write = Write(send, "raygnn-send")
-        while not write.wait(_LOOK):
+        while not write.wait(_POLL):
             if write.silence >= _SILENCE:
-                self._tell_failure(name, f"it has taken nothing for {_SILENCE:g} s")
+                self._tell_failure(name, f"it has accepted nothing for {_SILENCE:g} s")
         write.result()
 
     def _tell_failure(self, name: str, reason: str) -> None:

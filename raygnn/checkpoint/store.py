@@ -3,15 +3,14 @@
 ``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt``, embedding tables if there are any (see
 `raygnn.checkpoint.learned_rows`), and ``manifest.json`` with their origin, sizes and SHA-256. It is
 written under a temporary name and renamed, so that it is complete under its final one. Reading
-verifies it all the same, and passes over a damaged one.
-The weights of a finished run are beside them: see `raygnn.checkpoint.weights`.
+verifies it all the same, and passes over a damaged one. The weights of a finished run are beside
+them: see `raygnn.checkpoint.weights`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -19,7 +18,7 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -30,16 +29,17 @@ from raygnn import __version__, compat
 from raygnn.checkpoint.hashed_files import difference, save_tensors
 from raygnn.config.rules import changes
 from raygnn.config.schema import Config
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
+from raygnn.graph.partition.manifest import checksum
 from raygnn.util.files import LARGEST_JSON, read_regular, retry, sync, write_json
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ASIDE = "passed-over-"
 SENDING = ".sending-"  # prefix of a checkpoint that is being uploaded
-_SAID = 300  # characters of torch's message
-# errors of torch's readers for a file that is not theirs
+_LONGEST = 300  # characters of torch's message
+# errors of torch's readers for a file of another format
 _GARBLED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError)
-# errors of a file, not of the storage
+# errors of a damaged or missing file; others are of the storage
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO)
 NAME = re.compile(r"step-\d{10}")
 
@@ -51,11 +51,11 @@ class RowFile(BaseModel):
     """File of embedding rows.
 
     Attributes:
-        name: within its directory.
+        name: name within its directory.
         ntype: node type.
         rows: number of rows.
-        arrays: names of the arrays, in order: ``row``, then those of the optimizer's state.
-        bytes, sha256: of the file.
+        arrays: names of the arrays, in order: ``row``, then the optimizer's state.
+        bytes, sha256: size and hash of the file.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,7 +69,7 @@ class RowFile(BaseModel):
 
 
 class RowFiles(BaseModel):
-    """Files of one state of the embedding tables, of all ranks.
+    """All ranks' files of one state of the embedding tables.
 
     Attributes:
         dim: width of a row.
@@ -95,11 +95,11 @@ class CheckpointManifest(BaseModel):
 
     Attributes:
         step: number of optimizer steps.
-        config: see `raygnn.config.rules.fixed`.
+        config: keys that must not change, see `raygnn.config.rules.fixed`.
         data: fingerprint of the data.
-        global_batch: seeds of a step, over all ranks.
-        bytes, sha256: of Lightning's file.
-        rows: files of embedding tables; None = there are none.
+        global_batch: number of seeds per step, over all ranks.
+        bytes, sha256: size and hash of Lightning's file.
+        rows: files of embedding tables; None = the model has none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -117,11 +117,7 @@ class CheckpointManifest(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Complete checkpoint.
-
-    Attributes:
-        state: path of Lightning's file.
-    """
+    """Complete checkpoint. ``state``: path of Lightning's file."""
 
     state: Path
     manifest: CheckpointManifest
@@ -157,20 +153,21 @@ def write(
     patience: float = 0.0,
     moved: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the checkpoint of a step. Checkpoints of later steps, which the run has gone back from,
-    are put aside (``passed-over-step-<n>``); of both kinds the newest ``keep`` stay.
+    """Write the checkpoint of a step. Checkpoints of later steps, from before the run was resumed
+    at an earlier one, are renamed to ``passed-over-step-<n>``. The newest ``keep`` of both kinds
+    are kept.
 
     Args:
-        state: Lightning's: plain values and tensors.
+        state: Lightning's state: plain values and tensors.
         about: facts for the manifest: see `CheckpointManifest`.
-        is_current: returns whether no later start of the run has taken over, as after a rank was
-            cut off from the network, or suspended.
+        is_current: returns False if a later attempt of the run has taken over, as after this rank
+            was suspended or cut off from the network.
         rows: embedding tables, whose files the ranks have written to `draft_of` this step.
-        patience: seconds to try again while the storage is full or away.
-        moved: called whenever the storage has taken something.
+        patience: seconds to try again while the storage is full or unavailable.
+        moved: called after each piece that was written.
 
     Raises:
-        OSError: it cannot be written; earlier checkpoints remain.
+        OSError: the checkpoint cannot be written; earlier checkpoints remain.
     """
     draft, final = draft_of(directory, step), state_at(directory, step).parent
     if rows is None:
@@ -201,29 +198,30 @@ def write(
 def find(
     directory: Path, config: Config, data: str | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest complete checkpoint of the run.
+    """Find the newest usable checkpoint of the run.
 
     Args:
-        config: of the run as it is now.
-        data: fingerprint of its data, if that is known.
+        config: the run's current configuration.
+        data: fingerprint of its data, if known.
 
     Returns:
-        The checkpoint, or None; and ``name: what is wrong with it`` of each newer one.
+        The checkpoint, or None; and ``name: reason`` of each newer checkpoint, which is unusable.
 
     Raises:
-        OSError: the storage is away.
+        OSError: the storage is unavailable.
     """
     rejected: list[str] = []
     for candidate in reversed(_all(directory)):
-        checkpoint = judge(candidate, config, data)
-        if isinstance(checkpoint, Checkpoint):
-            return checkpoint, rejected
-        rejected.append(f"{candidate.name}: {checkpoint}")
+        try:
+            return judge(candidate, config, data), rejected
+        except DataError as error:
+            rejected.append(f"{candidate.name}: {error.what}")
     return None, rejected
 
 
 def _publish(draft: Path, final: Path) -> None:
-    """Give a draft its final name, and put checkpoints of later steps aside."""
+    """Rename a draft to its final name, and the checkpoints of later steps, which are passed over
+    from now on."""
     sync(draft)  # its directory entries
     moved: list[tuple[Path, Path]] = []
     try:
@@ -239,22 +237,23 @@ def _publish(draft: Path, final: Path) -> None:
 
 
 def put_aside(checkpoint: Path) -> Path:
-    """Rename a checkpoint, so that it is passed over; return its new path."""
+    """Rename a checkpoint, so that it is passed over, and return its new path."""
     aside = checkpoint.with_name(f"{_ASIDE}{checkpoint.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(checkpoint, aside)
     return aside
 
 
-def judge(directory: Path, config: Config, data: str | None = None) -> Checkpoint | str:
-    """Return a checkpoint, or what is wrong with it; arguments and errors are those of `find`."""
-    checkpoint = read(directory)
-    if isinstance(checkpoint, str):
-        return checkpoint
+def judge(directory: Path, config: Config, data: str | None = None) -> Checkpoint:
+    """Read a checkpoint that the run can resume from; see `find`. Raises DataError if it is damaged
+    or of another configuration or data, and OSError if the storage is unavailable."""
+    checkpoint, what = read(directory), ""
     if changed := changes(checkpoint.manifest.config, config):
-        return f"its configuration differs: {'; '.join(changed)}"
-    if data is not None and checkpoint.manifest.data != data:
-        return "it was trained on other data, or on another split of them"
+        what = f"its configuration differs: {'; '.join(changed)}"
+    elif data is not None and checkpoint.manifest.data != data:
+        what = "it was trained on other data, or on another split of them"
+    if what:
+        raise _unusable(directory, what)
     return checkpoint
 
 
@@ -269,7 +268,7 @@ def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
 
 
 def newest(directory: Path) -> str:
-    """Return the name of the newest checkpoint, usable or not; empty if there is none."""
+    """Return the name of the newest checkpoint, even of an unusable one; empty if there is none."""
     with contextlib.suppress(OSError):
         if checkpoints := _all(directory):
             return checkpoints[-1].name
@@ -277,19 +276,15 @@ def newest(directory: Path) -> str:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the unfinished files of processes that were killed."""
-    for pattern in (".step-*.tmp", ".selected-rows.tmp", f"{SENDING}*"):
+    """Remove the drafts of processes that were killed."""
+    for pattern in (".step-*.tmp*", ".selected-rows.tmp", f"{SENDING}*"):
         for draft in directory.glob(pattern):
             shutil.rmtree(draft, ignore_errors=True)
 
 
 def check_contents(state: Path) -> None:
-    """Check that a state file can neither run code nor fill the memory, and is one of ours: it
-    holds plain values and tensors alone, and is not compressed.
-
-    Raises:
-        InputError: it does not, or is.
-    """
+    """Check that a state file is Lightning's, not compressed, and holds only plain values and
+    tensors, so that loading it neither runs code nor fills the memory. Raises InputError if not."""
     import torch
 
     try:
@@ -299,22 +294,19 @@ def check_contents(state: Path) -> None:
             raise ValueError(f"it lacks {', '.join(sorted(compat.LIGHTNING_STATE))}")
     except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
         raise InputError(
-            f"this checkpoint cannot be trusted: {' '.join(str(error).split())[:_SAID]}",
+            f"this checkpoint cannot be trusted: {' '.join(str(error).split())[:_LONGEST]}",
             where=str(state),
             remedy="delete it; raygnn did not write it as it is",
         ) from error
 
 
 def check_archive(file: Path | IO[bytes]) -> None:
-    """Check that torch.load neither runs code in a file nor fills the memory from it.
-
-    Raises:
-        ValueError, zipfile.BadZipFile: it is not as torch.save writes it.
-    """
+    """Check that torch.load neither runs code in a file nor fills the memory from it. Raises
+    ValueError or zipfile.BadZipFile if the file differs from what torch.save writes."""
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError("a part of it is compressed")
+                raise ValueError("an entry of the archive is compressed")
             if info.filename.endswith("constants.pkl"):
                 raise ValueError("it is a TorchScript program")
 
@@ -329,30 +321,6 @@ def draft_of(directory: Path, step: int) -> Path:
     return directory / f".step-{step:010d}.tmp"
 
 
-def rows_of(state: Path) -> RowFiles | None:
-    """Return the files of embedding tables of a checkpoint that `find` has found.
-
-    Raises:
-        InputError: its manifest has changed in the meantime.
-    """
-    checkpoint = _described(state.parent)
-    if isinstance(checkpoint, str):
-        raise InputError(checkpoint, where=str(state.parent), remedy="resume once more")
-    return checkpoint.rows
-
-
-def files_of(directory: Path) -> list[str]:
-    """Return the names of a checkpoint's files beside its manifest.
-
-    Raises:
-        OSError: the manifest cannot be read, or is damaged.
-    """
-    checkpoint = _described(directory)
-    if isinstance(checkpoint, str):
-        raise OSError(errno.EINVAL, checkpoint, str(directory))
-    return [name for name, _, _ in checkpoint.files]
-
-
 def _fill(
     draft: Path, state: Mapping[str, Any], about: Mapping[str, Any], moved: Callable[[], None]
 ) -> None:
@@ -361,7 +329,7 @@ def _fill(
     try:
         hashed = save_tensors(dict(state), draft / STATE, moved)
     except OSError:
-        (draft / STATE).unlink(missing_ok=True)  # take no space while waiting for some
+        (draft / STATE).unlink(missing_ok=True)  # use no space while waiting for free space
         raise
     manifest = {
         **about,
@@ -371,7 +339,7 @@ def _fill(
         "torch": torch.__version__,
         "time": time.time(),
     }
-    write_json(draft / MANIFEST, {**manifest, "digest": _digest(manifest)})
+    write_json(draft / MANIFEST, {**manifest, "digest": checksum(manifest)})
 
 
 def _all(directory: Path) -> list[Path]:
@@ -382,42 +350,46 @@ def _all(directory: Path) -> list[Path]:
         return []
 
 
-def read(directory: Path) -> Checkpoint | str:
-    """Read a checkpoint, or return what is wrong with it."""
-    checkpoint = _described(directory)
-    if isinstance(checkpoint, str):
-        return checkpoint
+def read(directory: Path) -> Checkpoint:
+    """Read a checkpoint, and compare its files with their recorded hashes. Raises DataError if it
+    is damaged, and OSError if the storage is unavailable."""
+    checkpoint = read_manifest(directory)
     if checkpoint.state != state_at(directory.parent, checkpoint.step):
-        return f"it holds the checkpoint of step {checkpoint.step:,}"
+        raise _unusable(directory, f"it holds the checkpoint of step {checkpoint.step:,}")
     for name, size, sha in checkpoint.files:
-        try:
+        with _damage(directory, name):
             if changed := difference(directory / name, size, sha):
-                return changed
-        except OSError as error:
-            return _unreadable(name, error)
+                raise _unusable(directory, changed)
     return checkpoint
 
 
-def _described(directory: Path) -> Checkpoint | str:
+def read_manifest(directory: Path) -> Checkpoint:
+    """Read the manifest of a checkpoint; see `read`."""
+    what = f"{MANIFEST} is damaged"
     try:
-        facts = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
+        with _damage(directory, MANIFEST):
+            facts = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
         digest = facts.pop("digest")
         manifest = CheckpointManifest.model_validate(facts)
-    except OSError as error:
-        return _unreadable(MANIFEST, error)
+        if digest == checksum(facts):
+            return Checkpoint(directory / STATE, manifest)
+        what = f"{MANIFEST} has changed since it was written"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{MANIFEST} is damaged"
-    if digest != _digest(facts):
-        return f"{MANIFEST} has changed since it was written"
-    return Checkpoint(directory / STATE, manifest)
+        pass
+    raise _unusable(directory, what)
 
 
-def _unreadable(name: str, error: OSError) -> str:
-    """Return what is wrong with a file; raise the error if it is the storage's."""
-    if error.errno not in _DAMAGE:
-        raise error
-    return f"{name} cannot be read: {error.strerror}"
+@contextlib.contextmanager
+def _damage(directory: Path, name: str) -> Iterator[None]:
+    """Raise DataError for an OSError of a damaged or missing file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise
+        raise _unusable(directory, f"{name} cannot be read: {error.strerror}") from error
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _unusable(directory: Path, what: str) -> DataError:
+    remedy = "restore the files that training wrote, or remove this checkpoint, and resume again"
+    return DataError(what, where=str(directory), remedy=remedy)

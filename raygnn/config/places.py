@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from raygnn.util.files import FULL
 
 
 def size(count: float | None) -> str:
@@ -106,10 +107,6 @@ class Uri:
         return f"{uri.scheme}://{HIDDEN if user else ''}{at}{host}{path}"
 
 
-# Reported by the checks of free space instead.
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-
-
 def nearest_existing(path: Path) -> Path:
     """Return the path, or its nearest existing parent, in which it will be created. Raises OSError
     if permissions forbid the query, or the name is invalid."""
@@ -135,4 +132,4 @@ def unwritable(path: Path) -> str | None:
     except FileNotFoundError:
         return f"nothing can be created in {existing}"
     except OSError as error:
-        return None if error.errno in _FULL_DISK else (error.strerror or str(error))
+        return None if error.errno in FULL else (error.strerror or str(error))

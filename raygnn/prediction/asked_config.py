@@ -78,7 +78,6 @@ def config_for_others(
     """Return the run's configuration for new data of the same kind; see `config_of`. Raises
     InputError, too, if no new data are named, or the model cannot be used for them."""
     task, model = (run.config.get(name) or {} for name in ("task", "model"))
-    kind = str(task.get("kind"))
     what = remedy = None
     if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
         what = "no new data are named"
@@ -86,14 +85,9 @@ def config_for_others(
     elif model.get("embedding"):
         what = "nodes of new data have no learned rows (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
-    elif None in (trained.sizes, trained.goals, trained.words) or (
-        kind.startswith("graph") and not trained.like
-    ):
-        what, remedy = "the run of an older version has no record of its data", "train it again"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)
     values = _values(run, trust)
-    assert trained.goals is not None
     if "" in trained.goals:
         values["task"] = _told(task, trained.goals[""])
     else:
@@ -123,8 +117,8 @@ def _with_words(config: Config, trained: Weights) -> Config:
     if config.graph is None and not config.task.of_graphs:
         assert config.partition.path is not None
         meta = read_meta(any_path(config.partition.path))
-        vocabulary.check(trained.words or {}, meta.names)
-        vocabulary.check_transforms(trained.transforms or {}, meta)
+        vocabulary.check(trained.words, meta.names)
+        vocabulary.check_transforms(trained.transforms, meta)
     return config
 
 

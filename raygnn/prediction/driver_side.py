@@ -329,7 +329,7 @@ def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
         sound = bias and len(scale) == (len(bias) if task.several_labels else 1)
         sound = sound and all(map(math.isfinite, scale + bias))
         if task.classifies:
-            sound = sound and len(bias) in (asked.weights.sizes or {}).values()
+            sound = sound and len(bias) in asked.weights.sizes.values()
         if sound and summary.get("weights") == asked.weights.sha256:
             return scale, bias
         if sound:
@@ -345,7 +345,7 @@ def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
         raise InputError(what, where=f"--since {since}", remedy="leave it out")
     if since is not None:
         return moment_of(asked.config, since, "--since")
-    latest = (asked.weights.latest or {}).get(asked.task)
+    latest = asked.weights.latest.get(asked.task)
     if latest is None or not asked.new_data or split is not None or asked.at is not None:
         return None
     return latest + 1
@@ -430,9 +430,9 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
             shapes = {name: first.shape for name, (first, *_) in arrays.items()}
             check_array(lists.candidates, target, shapes)
     array = goal.edges.relation
-    words = (asked.weights.words or {}).get(f"{etype_str(goal.edges.etype)}/{array}", ())
+    words = asked.weights.words.get(f"{etype_str(goal.edges.etype)}/{array}", ())
     size = f"{RELATIONS} of {asked.task}" if asked.task else RELATIONS
-    count = 1 if array is None else (asked.weights.sizes or {}).get(size)
+    count = 1 if array is None else asked.weights.sizes.get(size)
     if count is not None:
         relation_of(lists.relation, array, words, count)
 
@@ -449,7 +449,7 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
         return {}
     assert plan.input.place is not None
     meta = read_meta(plan.input.place)
-    words = {**meta.names, **(asked.weights.words or {})}
+    words = {**meta.names, **asked.weights.words}
     if goal.edges is None or key == "node":
         if ntype is None:
             ntype = goal.ntype if goal.edges is None else goal.edges.etype[0]

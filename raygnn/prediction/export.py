@@ -126,7 +126,7 @@ def export(
             outputs = write(program, draft / f"{name}.pt2")
             made[f"{name}.pt2"] = {"inputs": describe_inputs(program), "outputs": outputs}
         names = ("goals", "words", "transforms", "columns")
-        facts: dict[str, Any] = {name: dict(getattr(chosen, name) or {}) for name in names}
+        facts: dict[str, Any] = {name: dict(getattr(chosen, name)) for name in names}
         facts |= {"weights": chosen.sha256, "raygnn": __version__, "torch": torch.__version__}
         facts = {"programs": made, **facts}
         write_json(draft / FACTS, facts)

@@ -70,8 +70,6 @@ class Asked:
         """
         if self.new_data:
             request["sizes"] = self.weights.sizes
-        elif self.weights.data is None:
-            self.show.note("the run has no record of its data, so they are not compared")
         with session_beside(
             self.config, self.show, self.started, verbose=self.verbose, purpose=purpose
         ) as session:

@@ -104,10 +104,11 @@ def open_trained(job: Job, ranks: Ranks) -> tuple[Plane, TaskModule]:
 
 def _check_data(job: Job, found: str) -> None:
     assert job.request is not None
-    trained = job.request.weights.data
+    trained = job.request.weights
     if job.request.sizes is not None:
-        vocabulary.check(job.request.weights.words or {}, vocabulary.words(job))
-    elif trained is not None and trained != found:
-        what = f"these are not the data that the run was trained on: {found} here, {trained} then"
+        vocabulary.check(trained.words, vocabulary.words(job))
+    elif trained.data != found:
+        what = f"these are not the data that the run was trained on: {found} here, "
+        what += f"{trained.data} in the training"
         remedy = "restore the data of the training, or train on these"
         raise DataError(what, where=str(job.partition), remedy=remedy)

@@ -28,7 +28,7 @@ from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
 from raygnn.storage.claim import CLAIMS, Claim
 from raygnn.storage.remote import AnyPath, RemotePath, Stat
-from raygnn.storage.replica import UPDATES, Publisher, bring, clear, private_directory, upload_run
+from raygnn.storage.replica import UPDATES, Publisher, clear, fetch, private_directory, upload_run
 from raygnn.util.files import (
     Appender,
     plain,
@@ -431,7 +431,7 @@ class RunDir:
                 upload_run(self.path, self.place)  # no other command has written since
             else:
                 self._clear()
-            self._brought = bring(self.place, self.path)
+            self._brought = fetch(self.place, self.path)
             self._taken_over = True
 
     def _clear(self) -> None:

@@ -126,7 +126,7 @@ class Served:
     @cached_property
     def words(self) -> Mapping[str, Sequence[Any]]:
         """Categories of each array."""
-        return {**self.partition.names, **(self.request.weights.words or {})}
+        return {**self.partition.names, **self.request.weights.words}
 
 
 class ServedModel:

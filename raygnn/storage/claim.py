@@ -1,9 +1,9 @@
 """Claim of a run's name in an object store, which has no locks.
 
-A command writes a file into ``<run>/.claims/`` and then lists that directory: of two commands, the
-later one sees the other's file and gives way. A store only needs to list what was written before,
-as S3, Google's, Azure's and HDFS do. The holder rewrites its file as a heartbeat; a claim without
-one, by the store's clock, is removed, which its holder notices when it is back.
+A command writes a file into ``<run>/.claims/`` and then lists that directory: the later of two
+commands sees the other's file and gives way. The store must list files right after they were
+written, as S3, Google's, Azure's and HDFS do. The holder rewrites its file as a heartbeat; a claim
+without a heartbeat, by the store's clock, is removed, which a suspended holder notices later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLAIMS = ".claims"
 BEAT = 20.0  # seconds between heartbeats
 SILENCE = 90.0  # seconds without one after which a claim is stale
 _POLL = 1.0  # seconds
-_TRIES = 8  # of commands that claim the name at the same moment
+_TRIES = 8  # attempts, if several commands claim the name at the same moment
 _NS = 1e9
 
 
@@ -40,16 +40,16 @@ class Claim:
         self._released = threading.Event()
         self._beats: threading.Thread | None = None
         self.lost = False  # True if another command has taken it over
-        self.stale: str | None = None  # the holder whose stale claim was taken over, if any
+        self.stale: str | None = None  # holder whose stale claim was taken over, if any
 
-    def acquire(self, tell: Callable[[str], object] = lambda text: None) -> None:
-        """Acquire the claim; waits for the heartbeat of a holder that may be dead.
+    def acquire(self, notify: Callable[[str], object] = lambda text: None) -> None:
+        """Acquire the claim; wait for a heartbeat of a holder that may be dead.
 
         Args:
-            tell: called with a message about the holder and the longest wait.
+            notify: called with a message about the holder and the longest wait.
 
         Raises:
-            InputError: another command has it.
+            InputError: another command has the name.
             DataError: the store cannot be read or written.
         """
         for _ in range(_TRIES):
@@ -62,7 +62,7 @@ class Claim:
                 return
             (self._directory / self._name).remove()
             for name, seen in others.items():
-                self._await_end(name, seen, mine, tell)
+                self._await_end(name, seen, mine, notify)
             time.sleep(random.random())
         raise self._busy(_name(None))
 
@@ -71,23 +71,22 @@ class Claim:
         if self._beats is not None:
             self._beats.join()
             self._beats = None
-            with contextlib.suppress(DataError):  # it becomes stale
+            with contextlib.suppress(DataError):  # the claim becomes stale
                 (self._directory / self._name).remove()
 
     def _await_end(
-        self, name: str, seen: Stat, mine: Stat | None, tell: Callable[[str], object]
+        self, name: str, seen: Stat, mine: Stat | None, notify: Callable[[str], object]
     ) -> None:
         """Wait until another claim is gone, or remove it if it is stale. Raises InputError if it
         has a heartbeat."""
-        file, began = self._directory / name, time.monotonic()
-        holder = None
+        file, began, holder = self._directory / name, time.monotonic(), None
         with contextlib.suppress(DataError):
             holder = parse_holder(file.read_bytes())
         age = 0.0 if mine is None else (mine.st_mtime_ns - seen.st_mtime_ns) / _NS
         who = _name(holder)
         if holder is None or holder.alive():
             seconds = max(0.0, SILENCE - age)
-            tell(f"{who} holds {self._run}: waiting up to {seconds:.0f} s for a heartbeat")
+            notify(f"{who} holds {self._run}: waiting up to {seconds:.0f} s for a heartbeat")
         while holder is None or holder.alive():
             if not file.is_file():
                 return
@@ -108,7 +107,7 @@ class Claim:
                     self.lost = True
                     return
                 self._write()
-                for name in self._stale:  # rewritten while it was taken over
+                for name in self._stale:  # its holder may have rewritten it meanwhile
                     (self._directory / name).remove()
 
     def _write(self) -> None:
@@ -127,8 +126,8 @@ def _name(holder: Holder | None) -> str:
 
 
 def held_by(files: Mapping[str, Stat]) -> str | None:
-    """Return the claim that is not stale by this machine's clock, if any; ``files``: the run's, as
-    `RemotePath.files` lists them."""
+    """Return the name of a claim that is not stale by this machine's clock, if any; ``files``: the
+    files of the run, as `RemotePath.files` lists them."""
     for name, stat in files.items():
         at = stat.st_mtime_ns
         if name.startswith(f"{CLAIMS}/") and (not at or time.time() - at / _NS < 2 * SILENCE):

@@ -1,4 +1,4 @@
-"""Files and directories that a URI names, by pyarrow.fs."""
+"""Files and directories at a URI, by pyarrow.fs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from raygnn.util.files import replacing
 
 _BUFFER = 1 << 20  # bytes per request
 _FLAT = ("s3", "gcs", "abfs")  # stores without directories
-# Options of S3's client, so that an outage is an error after some 20 s, and at most one part of a
-# file is in memory. `from_uri` would try 30 times in 100 s, and keep a complete file in memory.
+# Options of the S3 client: an outage is an error after some 20 s, and at most one part of a file is
+# in memory. The defaults would try 30 times in 100 s, and hold a complete file in memory.
 _S3 = {"connect_timeout": 5.0, "request_timeout": 6.0, "background_writes": False}
 _S3_TRIES = 3
-# errors of a host that does not exist, or does not speak TLS, whose texts differ between versions
+# errors of an unknown host, or of one without TLS; their texts differ between versions
 _ELSEWHERE = re.compile(r"curlCode: (6|35), ")
 
 
 class Stat(NamedTuple):
-    """Size in bytes, and last change in nanoseconds, 0 if unknown."""
+    """Size in bytes, and time of the last change in nanoseconds, 0 if unknown."""
 
     st_size: int
     st_mtime_ns: int
@@ -36,20 +36,20 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True)
 class RemotePath:
-    """File or directory that a URI names, with methods of `pathlib.Path`.
+    """File or directory at a URI, with methods of `pathlib.Path`.
 
-    An object store shows a file when all of it is written; a file system such as HDFS may show it
-    before. ``str`` hides credentials. It can be pickled.
+    An object store shows a file once it is complete; a file system such as HDFS may show it
+    earlier. ``str`` hides credentials. It can be pickled.
 
     Raises:
-        DataError: by every method with a request, if the store cannot be reached.
+        DataError: from every method with a request, if the store cannot be reached.
     """
 
     root: Uri  # URI of the file system, with the credentials
     path: str  # path within it, from its root
     # configuration key of the location, for errors
     key: str = field(default="partition.path", compare=False)
-    # facts of all files below a directory, from one request; None = one request for each
+    # sizes and times of all files below a directory, from one request; None = one request per file
     seen: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -60,7 +60,7 @@ class RemotePath:
         return RemotePath, (self.root, self.path, self.key)
 
     def listed(self) -> RemotePath:
-        """Return this directory with the facts of all its files, from one request."""
+        """Return this directory with sizes and times of all its files, from one request."""
         return replace(self, seen={info.path: info for info in self._list(recursive=True)})
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class RemotePath:
 
     def __truediv__(self, name: str) -> RemotePath:
         if "\0" in name:
-            raise ValueError("embedded null byte")  # as pathlib says it
+            raise ValueError("embedded null byte")  # as pathlib does
         return replace(self, path=posixpath.join(self.path, name))
 
     def with_name(self, name: str) -> RemotePath:
@@ -108,7 +108,7 @@ class RemotePath:
         return _stat(self._info())
 
     def glob(self, pattern: str) -> list[RemotePath]:
-        """Return the files of this directory (not below it) whose names match."""
+        """Return the files of this directory, not below it, whose names match."""
         names = sorted(info.base_name for info in self._list(recursive=False) if info.is_file)
         return [self / name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
@@ -132,23 +132,19 @@ class RemotePath:
 
     def write(self, data: bytes) -> None:
         """Write or replace the file."""
-        with self._writing() as stream, self._reported("cannot be written"):
+        with self._writing() as stream:
             stream.write(data)
 
     def upload(self, source: Path, moved: Callable[[], None] = lambda: None) -> None:
-        """Upload a local file; ``moved``: called after each piece.
-
-        Raises:
-            OSError: the local file cannot be read.
-        """
+        """Upload a local file; ``moved``: called after each piece. Raises OSError if the local file
+        cannot be opened."""
         with open(source, "rb") as file, self._writing() as stream:
             while piece := file.read(_BUFFER):
-                with self._reported("cannot be written"):
-                    stream.write(piece)
+                stream.write(piece)
                 moved()
 
     def download(self, target: Path) -> None:
-        """Download into a local file in one step; raises OSError if that cannot be written."""
+        """Download to a local file in one step; raises OSError if it cannot be written."""
         with self.open() as source, replacing(target) as file:
             while piece := source.read(_BUFFER):
                 file.write(piece)
@@ -165,7 +161,7 @@ class RemotePath:
                 self._fs.delete_file(self.path)
 
     def open(self, mode: str = "rb", buffering: int = -1) -> Any:
-        """Open a stream of bytes, from the start to the end."""
+        """Open the file for reading."""
         assert mode == "rb", "see `write` and `upload`"
         with self._reported("cannot be opened"):
             return io.BufferedReader(_Raw(self), _BUFFER)
@@ -191,12 +187,8 @@ class RemotePath:
         with self._reported("cannot be written"):
             if self._fs.type_name not in _FLAT:
                 self._fs.create_dir(posixpath.dirname(self.path), recursive=True)
-            stream = self._fs.open_output_stream(self.path)
-        try:
-            yield stream
-        finally:
-            with self._reported("cannot be written"):
-                stream.close()
+            with self._fs.open_output_stream(self.path) as stream:
+                yield stream
 
     def _list(self, *, recursive: bool) -> list[Any]:
         from pyarrow.fs import FileSelector
@@ -208,12 +200,11 @@ class RemotePath:
     def _info(self) -> Any:
         if self.seen is not None and self.path in self.seen:
             return self.seen[self.path]
-        with self._reported("cannot be looked at"):
+        with self._reported("cannot be read"):
             return self._fs.get_file_info(self.path)
 
     def _reported(self, message: str) -> AbstractContextManager[None]:
-        remedy = f"check {self.key}, the credentials on this node and the connection"
-        return reported(self.root, str(self), message, remedy)
+        return _reported(self.root, str(self), message, self.key)
 
 
 def _stat(info: Any) -> Stat:
@@ -223,8 +214,7 @@ def _stat(info: Any) -> Stat:
 class _Raw(io.RawIOBase):
     def __init__(self, path: RemotePath):
         self._path = path
-        self._stream = path._fs.open_input_stream(path.path, compression=None)
-        self._at = 0
+        self._file = path._fs.open_input_file(path.path)
 
     def readable(self) -> bool:
         return True
@@ -233,37 +223,29 @@ class _Raw(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return int(self._file.tell())
 
     def readinto(self, buffer: Any) -> int:
         with self._path._reported("cannot be read"):
-            count = int(self._stream.readinto(buffer))
-        self._at += count
-        return count
+            return int(self._file.readinto(buffer))
 
     def seek(self, to: int, whence: int = io.SEEK_SET) -> int:
-        """Seek forward by reading."""
-        to += self._at if whence == io.SEEK_CUR else 0
-        if whence == io.SEEK_END or to < self._at:
-            raise io.UnsupportedOperation("only forward")
-        while self._at < to and self.readinto(bytearray(min(_BUFFER, to - self._at))):
-            pass
-        return self._at
+        return int(self._file.seek(to, whence))
 
     def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
+        self._file.close()
         super().close()
 
 
 @contextmanager
-def reported(root: Uri, where: str, message: str, remedy: str) -> Iterator[None]:
-    """Turn errors of the file system into `DataError`, without secrets."""
+def _reported(root: Uri, where: str, message: str, key: str) -> Iterator[None]:
+    """Raise DataError, without secrets, for an error of the file system."""
     try:
         yield
     except (OSError, ValueError, NotImplementedError) as error:  # all that pyarrow raises
         # raised without its cause, which may name the credentials
         text = root.hide(str(error))
+        remedy = f"check {key}, the credentials on this node and the connection"
         if "NO_SUCH_BUCKET" in text:
             text, remedy = "the bucket does not exist", "create the bucket, or name another"
         elif root.text.startswith("s3:") and _ELSEWHERE.search(text):
@@ -276,13 +258,13 @@ def reported(root: Uri, where: str, message: str, remedy: str) -> Iterator[None]
 def _open(uri: Uri, key: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem
 
-    with reported(uri, str(uri), "cannot be opened", f"check {key}, and the credentials"):
+    with _reported(uri, str(uri), "cannot be opened", key):
         fs, path = FileSystem.from_uri(uri.text)
         return (_impatient(fs) if fs.type_name == "s3" else fs), str(path)
 
 
 def _impatient(fs: Any) -> Any:
-    """Return the S3 file system with the options above, which a URI cannot have."""
+    """Return the S3 file system with the options above, which a URI cannot express."""
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
     (options,) = fs.__reduce__()[1]  # the options that it is pickled with
@@ -294,7 +276,7 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 def any_path(place: str | Path | Uri | RemotePath) -> AnyPath:
-    """Return an absolute local path, or the path of a URI."""
+    """Return the absolute local path, or the path at the URI."""
     if isinstance(place, RemotePath):
         return place
     if isinstance(place, str) and "://" in place:
@@ -303,7 +285,8 @@ def any_path(place: str | Path | Uri | RemotePath) -> AnyPath:
 
 
 def within(path: AnyPath, directory: AnyPath) -> str | None:
-    """Return the path relative to the directory, links and ``..`` resolved; None if outside."""
+    """Return the path relative to the directory, after links and ``..`` are resolved; None if it is
+    outside."""
     place, above = (str(getattr(p.resolve(), "path", p.resolve())) for p in (path, directory))
     relative = posixpath.relpath(place, above)
     return None if relative.split("/")[0] == ".." else relative

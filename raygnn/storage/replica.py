@@ -1,7 +1,7 @@
 """Runs in an object store: local copies, uploads while a run is in progress, and transfers.
 
-A run in an object store has a run directory on the machines where it is written or read; for
-checkpoints see `raygnn.checkpoint.remote_checkpoints`.
+A run in an object store has a local run directory where it is written or read. For checkpoints see
+`raygnn.checkpoint.remote_checkpoints`.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from raygnn.storage.remote import RemotePath, Stat
 from raygnn.util.files import new_directory, publish, storage_errors
 from raygnn.util.locks import LOCK
 
+_INSTEAD = "set TMPDIR to another directory"
+
 log = logging.getLogger("raygnn")
 
 AT_ONCE = 8  # concurrent transfers
 FIRST = "config.yaml"  # marks a directory as a run
-UPDATES = "updates"  # rows that a service of the run was sent
+UPDATES = "updates"  # rows that a service of the run has received
 _APART = ("checkpoints", "rows", UPDATES)
 _FRESH = 2.0  # seconds for which a copy is not compared again
-_MOST = 10 * 2**30  # bytes of copies
+_MOST = 10 * 2**30  # bytes of all copies
 _EVERY = 5.0  # seconds between checks for changed files
-_RATE = 2**20  # bytes per second that a growing file is uploaded with
+_RATE = 2**20  # bytes per second at which a growing file is uploaded again
 
 
 class Replica:
-    """Local copy, for reading, of a run in an object store. It is in the temporary directory, from
-    which the copies that were not used for longest are removed.
+    """Local, read-only copy of a run in an object store. It is in the temporary directory, and the
+    least recently used copies are removed.
 
     Args:
-        only: the files that are copied; empty = all but checkpoints.
+        only: names of the files to copy; empty = all but checkpoints.
 
     Attributes:
-        uri, place: of the run.
-        directory: the copy.
+        uri, place: location of the run.
+        directory: directory of the copy.
 
     Raises:
         DataError: the store cannot be opened.
@@ -58,29 +60,30 @@ class Replica:
         root = Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}" / "read"
         digest = hashlib.sha256(uri.parent.shared.encode()).hexdigest()
         self.directory = root / f"{digest[:16]}" / uri.name
-        self._looked = -_FRESH
+        self._refreshed = -_FRESH
 
     def refresh(self) -> None:
-        """Download changed files; see `bring`. Raises DataError if the store cannot be read, and
-        InputError if the copy cannot be written."""
-        if time.monotonic() - self._looked < _FRESH:
+        """Download changed files; see `fetch`. Raises DataError if the store cannot be read,
+        and InputError if the copy cannot be written."""
+        if time.monotonic() - self._refreshed < _FRESH:
             return
-        with storage_errors(self.directory, InputError, "set TMPDIR to another place"):
+        with storage_errors(self.directory, InputError, _INSTEAD):
             private_directory(self.directory)
-            files, lock = bring(self.place, self.directory, self._only), self.directory / LOCK
+            files = fetch(self.place, self.directory, self._only)
+            lock = self.directory / LOCK
             if held := held_by(files):
                 (self.place / held).download(lock)
             else:
                 lock.unlink(missing_ok=True)
             os.utime(self.directory)
-            make_room(self.directory.parent, _MOST)
-        self._looked = time.monotonic()
+            _remove_unused(self.directory.parent)
+        self._refreshed = time.monotonic()
 
     def fetch(self, name: str) -> Path:
         """Download a file or a directory that `refresh` skips; returns its path. Raises DataError
         if it cannot be read."""
         target = self.directory / name
-        with storage_errors(target, InputError, "set TMPDIR to another place"):
+        with storage_errors(target, InputError, _INSTEAD):
             if (self.place / name).is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (self.place / name).download(target)
@@ -91,11 +94,11 @@ class Replica:
 
 
 class Publisher:
-    """Uploads the files of a directory as they change, in a thread. If the store is unreachable, it
-    tries again until uploads succeed.
+    """Uploads a run directory to an object store while the run is in progress, in a thread. Failed
+    uploads are repeated until they succeed.
 
     Args:
-        tell: called once when uploads start to fail, and once when they succeed again.
+        notify: called once when uploads start to fail, and once when they succeed again.
         is_lost: returns True if another command has taken over the run.
     """
 
@@ -103,25 +106,25 @@ class Publisher:
         self,
         directory: Path,
         place: RemotePath,
-        tell: Callable[[str], object],
+        notify: Callable[[str], object],
         is_lost: Callable[[], bool],
     ):
         self._directory = directory
         self._place = place
-        self._tell = tell
+        self._notify = notify
         self._is_lost = is_lost
-        self._sent: dict[str, tuple[Stat, float]] = {}  # and when, by the monotonic clock
+        self._sent: dict[str, tuple[Stat, float]] = {}  # name → state and time of its upload
         self._failing = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raygnn-publisher", daemon=True)
 
     def start(self, known: Mapping[str, Stat]) -> None:
-        """Start the thread; ``known``: files in the store, as `bring` found them."""
+        """Start the thread; ``known``: files in the store, from `fetch`."""
         self._sent = {name: (stat, 0.0) for name, stat in known.items() if travels(name)}
         self._thread.start()
 
     def finish(self, seconds: float) -> bool:
-        """Upload what is left, for at most so long; returns True if all is in the store."""
+        """Upload the remaining changes, for at most so long; returns True if all are uploaded."""
         self._ended.set()
         deadline = time.monotonic() + seconds
         self._thread.join(seconds)
@@ -150,31 +153,30 @@ class Publisher:
         due = [n for n in due if n not in self._sent or self._sent[n][0] != files[n]]
         due.sort(key=lambda name: name != FIRST)
         try:
-            for name in due[:1]:  # checks the connection before many wait for it
+            for name in due[:1]:  # tests the connection before all threads wait for it
                 self._send(name, files[name])
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(lambda name: self._send(name, files[name]), due[1:]))
-                list(pool.map(self._remove, gone))
+            _at_once(lambda name: self._send(name, files[name]), due[1:])
+            _at_once(self._remove, gone)
         except DataError as error:
             if not self._failing:
                 why = f"{error.where}: {error.what}"
-                self._tell(f"uploads fail, and the run's files wait in {self._directory}: {why}")
+                self._notify(f"uploads fail, and the run's files wait in {self._directory}: {why}")
             self._failing = True
             return False
         if self._failing and (due or gone):
-            self._tell(f"the run's files are uploaded to {self._place} again")
+            self._notify(f"the run's files are uploaded to {self._place} again")
             self._failing = False
         return True
 
     def _is_due(self, name: str, stat: Stat, now: float) -> bool:
-        """True if a changed file is uploaded now; larger files are uploaded less often."""
+        """True if a changed file is to be uploaded now; larger files are uploaded less often."""
         return name not in self._sent or now - self._sent[name][1] >= stat.st_size / _RATE
 
     def _send(self, name: str, stat: Stat) -> None:
         try:
             (self._place / name).upload(self._directory / name)
         except FileNotFoundError:
-            return  # removed this moment
+            return  # removed meanwhile
         self._sent[name] = stat, time.monotonic()
 
     def _remove(self, name: str) -> None:
@@ -183,8 +185,8 @@ class Publisher:
 
 
 def private_directory(directory: Path) -> None:
-    """Create a directory into which no other user can write, nor into the two above it. Raises
-    InputError if one of them belongs to another user, and OSError if it cannot be created."""
+    """Create a directory that is writable for this user only, with its two parents. Raises
+    InputError if one of the three belongs to another user, and OSError if it cannot be created."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (directory, *directory.parents[:2]):
         if path.lstat().st_uid not in (os.getuid(), 0):
@@ -195,58 +197,45 @@ def private_directory(directory: Path) -> None:
             )
 
 
-def bring(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dict[str, Stat]:
+def fetch(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dict[str, Stat]:
     """Update a directory to a run in an object store; equal files are not downloaded.
 
     Args:
-        only: these files alone; empty = all but checkpoints.
+        only: names of the files to download; empty = all but checkpoints.
 
     Returns:
         All files of the run in the store.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the store cannot be read.
         OSError: the directory cannot be written.
     """
     found = place.files()
-    names = {n for n in without_conflicts(found) if travels(n) and (not only or n in only)}
+    names = {name for name in found if travels(name) and (not only or name in only)}
     here = files_of_run(directory)
     for name in here.keys() - names:
         if not only:
             (directory / name).unlink(missing_ok=True)
 
-    def fetch(name: str) -> None:
+    def download(name: str) -> None:
         target, stat = directory / name, found[name]
         target.parent.mkdir(parents=True, exist_ok=True)
         (place / name).download(target)
         os.utime(target, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(fetch, sorted(name for name in names if here.get(name) != found[name])))
+    _at_once(download, sorted(name for name in names if here.get(name) != found[name]))
     return found
 
 
-def without_conflicts(names: Iterable[str]) -> set[str]:
-    """Drop, with a warning, objects that no directory can hold: those with the name of a directory
-    of the run, and those below one of its files. raygnn writes neither."""
-    kept = set(names)
-    for name in sorted(kept):
-        for parent in map(str, PurePosixPath(name).parents):
-            if parent in kept:
-                odd = name if PurePosixPath(parent).suffix else parent  # files of runs have one
-                log.warning("object %s in the run's place is not raygnn's: ignored", odd)
-                kept.discard(odd)
-    return kept
-
-
 def upload_run(directory: Path, place: RemotePath) -> None:
-    """Upload a run directory without checkpoints. Raises DataError if it cannot be written."""
+    """Upload a run directory without checkpoints. Raises DataError if the store cannot be
+    written."""
     _upload(directory, place, files_of_run(directory))
 
 
 def upload_directory(directory: Path, place: RemotePath, last: Collection[str]) -> None:
-    """Upload a complete directory, the files in ``last`` after all others, in order. Raises
-    DataError if it cannot be written."""
+    """Upload a complete directory; the files in ``last`` follow the others, in order. Raises
+    DataError if the store cannot be written."""
     names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*"))]
     names = [name for name in names if (directory / name).is_file() and name not in last]
     _upload(directory, place, names)
@@ -255,14 +244,19 @@ def upload_directory(directory: Path, place: RemotePath, last: Collection[str]) 
 
 
 def _upload(directory: Path, place: RemotePath, names: Iterable[str]) -> None:
+    _at_once(lambda name: (place / name).upload(directory / name), names)
+
+
+def _at_once(act: Callable[[str], object], names: Iterable[str]) -> None:
+    """Call a function with each name, in several threads. Raises the first error."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda name: (place / name).upload(directory / name), names))
+        list(pool.map(act, names))
 
 
 def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
-    """Download a directory that is in the store, or else upload it; ``mark``: the file that is
-    written last. Raises DataError if it cannot be read or written in the store, and OSError if it
-    cannot be written here."""
+    """Download a directory from the store, or else upload it; ``mark``: the file that is written
+    last. Raises DataError if the store cannot be read or written, and OSError if the directory
+    cannot be written."""
     if (place / mark).is_file():
         download_directory(place, directory)
     elif directory.exists():
@@ -270,39 +264,38 @@ def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
 
 
 def download_directory(place: RemotePath, directory: Path) -> None:
-    """Download a complete directory unless it exists. Raises DataError if it cannot be read, and
-    OSError if it cannot be written."""
+    """Download a complete directory unless it exists here. Raises DataError if the store cannot be
+    read, and OSError if the directory cannot be written."""
     if directory.exists():
         return
     with new_directory(directory) as draft:
         names = [name for name in place.files() if _stays_inside(name)]
         for name in names:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda name: (place / name).download(draft / name), names))
+        _at_once(lambda name: (place / name).download(draft / name), names)
         publish(draft, directory)
 
 
 def clear(place: RemotePath, keep: str) -> None:
-    """Remove all of a run in the store but one directory."""
+    """Remove a run from the store, except for the directory ``keep``."""
     tops = {name.split("/")[0] for name in place.files()} - {keep}
-    # the file that marks it as a run goes last
+    # the file that marks it as a run is removed last
     for name in sorted(tops, key=lambda name: name == FIRST):
         (place / name).remove()
 
 
-def make_room(root: Path, most: int) -> None:
-    """Remove the directories in ``root`` that were not used for longest, down to so many bytes."""
+def _remove_unused(root: Path) -> None:
+    """Remove the least recently used directories in ``root``, down to a total of 10 GiB."""
     directories = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
     for directory in directories:
         total += sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        if total > most and directory != directories[0]:
+        if total > _MOST and directory != directories[0]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def files_of_run(directory: Path) -> dict[str, Stat]:
-    """Return the files that are uploaded with a run, by their relative paths."""
+    """Return the files that are uploaded with a run, by relative path."""
     files = {}
     for path, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -318,7 +311,7 @@ def files_of_run(directory: Path) -> dict[str, Stat]:
 
 
 def travels(name: str) -> bool:
-    """True if a file is uploaded with its run: hidden files and checkpoints are not."""
+    """True if a file is uploaded with its run, unlike hidden files and checkpoints."""
     parts = PurePosixPath(name).parts
     hidden = any(part.startswith(".") for part in parts)
     return not hidden and parts[0] not in _APART and _stays_inside(name)

@@ -22,20 +22,20 @@ from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
 from raygnn.util.locks import is_alive
 
 LARGEST_JSON = 64 * 2**20  # bytes
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_LASTING = {*_FULL, errno.EROFS}  # a restart would meet these again
+FULL = {errno.ENOSPC, errno.EDQUOT}  # errors of a full disk or quota
+_LASTING = {*FULL, errno.EROFS}  # errors that a restart would meet again
 _NUMBERS = "EIO ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN EHOSTUNREACH ENETUNREACH ECONNRESET ENODEV"
-AWAY = {getattr(errno, name) for name in _NUMBERS.split()}  # errors of a file system that is away
+AWAY = {getattr(errno, name) for name in _NUMBERS.split()}  # errors of an unavailable file system
 _RETRY_EVERY = 1.0  # seconds
 
 T = TypeVar("T")
 
 
 def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[str, str]:
-    """Return problem and remedy for an error of storage; ``instead``: alternative to repairing that
-    storage."""
+    """Return problem and remedy for an error of storage; ``instead``: alternative to repairing
+    it."""
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in FULL:
         what = f"the disk or the quota is full: {reason}"
         return what, f"free space or raise the quota there, or {instead}"
     return f"it cannot be written: {reason}", f"make it writable for this user, or {instead}"
@@ -45,8 +45,8 @@ def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[st
 def storage_errors(
     path: Path, kind: type[RaygnnError] = TrainingError, instead: str = "change storage"
 ) -> Iterator[None]:
-    """Turn an OSError about ``path`` into an error of ``kind``; see `storage_trouble`. A
-    `TrainingError` about storage that is full or read-only is final."""
+    """Raise an error of ``kind`` for an OSError about ``path``; see `storage_trouble`. A
+    `TrainingError` about full or read-only storage is final."""
     try:
         yield
     except OSError as error:
@@ -58,16 +58,16 @@ def storage_errors(
 
 
 def is_away(error: Exception) -> bool:
-    """True if an error, or the cause of an `InputError`, is that of a file system that is away."""
+    """True if an error, or the cause of an `InputError`, means an unavailable file system."""
     cause = error.__cause__ or error.__context__ if isinstance(error, InputError) else error
     return isinstance(cause, OSError) and cause.errno in AWAY
 
 
 def storage_error(error: Exception) -> TrainingError | None:
-    """Return the error to report for storage that is away; None for any other error. Callers that
-    can wait for the storage have done so before."""
+    """Return the error to report for unavailable storage; None for any other error. Callers that
+    can wait for the storage have waited already."""
     where = getattr(error, "where", None) or getattr(error, "filename", None)
-    if not is_away(error) or where is None:  # without a path it may be of the network
+    if not is_away(error) or where is None:  # without a path it may be a network error
         return None
     what = getattr(error, "what", f"the storage does not answer: {getattr(error, 'strerror', '')}")
     remedy = "restore the storage, then run this again, with --resume if the run had begun"
@@ -77,11 +77,13 @@ def storage_error(error: Exception) -> TrainingError | None:
 def retry(
     act: Callable[[], T], seconds: float, passes: Callable[[Exception], object] | None = None
 ) -> T:
-    """Call ``act`` until it succeeds, for at most so many seconds after its first failure;
-    ``passes``: true for an error that may be gone at the next try; by default any of the system.
+    """Call ``act`` until it succeeds, for at most ``seconds`` after its first failure.
+
+    Args:
+        passes: true for an error that may be temporary; default: any OSError.
 
     Raises:
-        Exception: the last one, or the first for which ``passes`` is false.
+        Exception: the last error, or the first that is not temporary.
     """
     deadline = None
     while True:
@@ -102,15 +104,15 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the file by the `json_text` of a value; see `replacing`."""
+    """Replace the file by a value's `json_text`; see `replacing`."""
     write_atomic(path, json_text(value))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that replaces ``path`` at the end of the block: a reader sees the complete
-    old or new content. Raises OSError if it cannot be written; nothing is left behind then, nor if
-    the block raises."""
+    old or new content. Raises OSError if it cannot be written. After any error, nothing is left
+    behind."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -147,9 +149,9 @@ def remove(path: Path) -> None:
 
 
 class Appender:
-    """Appends bytes to a file in order; what cannot be written waits for the next call.
+    """Appends bytes to a file in order; bytes that cannot be written wait for the next call.
 
-    The file is opened at the first use, and nothing else may write to it.
+    The file is opened at the first use, and no other process may write to it.
     """
 
     def __init__(self, path: Path):
@@ -203,7 +205,7 @@ def plain(value: Any) -> Any:
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError if it cannot be read, or is a FIFO, a device or a
-    directory, none of which is opened, since that could block."""
+    directory, which could block if opened."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     # it may have been replaced since
@@ -222,7 +224,7 @@ def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
         if not cut and size > most:
             raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
         content = file.read(most)
-        if len(content) < min(size, most):  # damage that was written shows in the size, too
+        if len(content) < min(size, most):  # a truncated file would have a smaller size, too
             raise OSError(errno.EIO, "the storage returned only part of the file", str(path))
         return content
 
@@ -248,7 +250,7 @@ def is_vacant(place: Any) -> bool:
         return not place.exists() or (place.is_dir() and not any(place.iterdir()))
     except OSError as error:
         raise DataError(
-            f"cannot be looked at: {error.strerror or error}",
+            f"cannot be read: {error.strerror or error}",
             where=str(place),
             remedy="correct the path, or the permissions of its directories",
         ) from error
@@ -256,9 +258,9 @@ def is_vacant(place: Any) -> bool:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``target``, for `publish`; else it is removed. Leftovers
-    of killed processes of this host are removed first. If nothing is published, directories above
-    that were created for it are removed, too."""
+    """Yield a temporary directory beside ``target``, for `publish`; if it is not published, it is
+    removed with the parents that were created for it. Leftovers of killed processes of this host
+    are removed first."""
     made = [path for path in target.parents if not path.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target)
@@ -276,8 +278,7 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 def publish(temporary: Path, target: Path) -> bool:
     """Make a finished directory, whose files are durable, visible as ``target`` in one step.
-    Returns False, and changes nothing, if a directory that is not empty is there (another process
-    was first)."""
+    Returns False, and changes nothing, if ``target`` is not empty (another process was first)."""
     for directory in (path for path in temporary.rglob("*") if path.is_dir()):
         sync(directory)
     sync(temporary)

@@ -1,10 +1,10 @@
 """Advisory locks on files, which the kernel drops with the process that holds them.
 
-A `Lock` also works between hosts. Its file holds its holder (host, pid, start of the process), or
-nothing. ``flock`` makes acquiring atomic; the content is for other hosts and readers, and for file
-systems without ``flock``, or with one that other hosts do not see. Since these cannot be told
-apart, the holder also touches the file every few seconds; a claim of another host whose heartbeat
-has stopped is stale.
+A `Lock` also works between hosts. Its file names its holder (host, pid, start of the process), or
+is empty. ``flock`` makes acquiring atomic; the content is for other hosts and readers, and for file
+systems without ``flock``, or whose ``flock`` is limited to one host. These cannot be distinguished,
+so the holder also touches the file every few seconds; a lock of another host without this heartbeat
+is stale.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from raygnn.errors import InputError
 LOCK = ".lock"  # in a directory that one command at a time writes into
 
 _BEAT = 3.0  # seconds between heartbeats
-_SILENCE = 30.0  # seconds without one, by the clock of the waiting process: the claim is stale
+_SILENCE = 30.0  # seconds without one, by the waiting process's clock, after which it is stale
 _POLL = 1.0  # seconds
-
 _LARGEST = 4096  # bytes of a lock file that are read
-
 _NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -65,7 +63,7 @@ def try_lock(path: Path) -> int | None:
         OSError: the file cannot be created, or is a symbolic link.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    # without a link, it was removed by the process that held it
+    # without a link, the file was removed by the process that held it
     if try_flock(descriptor) and os.fstat(descriptor).st_nlink:
         with contextlib.suppress(OSError):  # a full disk: the next write reports it
             os.ftruncate(descriptor, 0)
@@ -101,43 +99,32 @@ class Holder:
 
 def holder(path: Path) -> Holder | None:
     """Return the live holder of a lock file, if any."""
-    try:
-        descriptor = _open(path, os.O_RDONLY)
-        try:
-            process = parse_holder(os.pread(descriptor, _LARGEST, 0))
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
+    process = None
+    with contextlib.suppress(OSError), open(_open(path, os.O_RDONLY), "rb") as file:
+        process = parse_holder(file.read(_LARGEST))
     return process if process and process.alive() else None
 
 
 def is_held_by(pid: int, path: Path) -> bool:
-    """Return True if a process of this user on this host really holds the lock file: the file is
-    locked, and the process has it open. What the file says, anyone can have written."""
-    try:
-        descriptor = _open(path, os.O_RDONLY)
-        try:
-            if os.stat(f"/proc/{pid}").st_uid != os.geteuid() or _is_free(descriptor):
-                return False
-            return any(_same_file(descriptor, file) for file in Path(f"/proc/{pid}/fd").iterdir())
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return False
+    """True if a process of this user on this host really holds the lock file: the file is locked,
+    and the process has it open. The content is no proof, since any user can have written it."""
+    with contextlib.suppress(OSError), open(_open(path, os.O_RDONLY), "rb") as file:
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and not _is_free(file.fileno()):
+            return any(_same_file(file.fileno(), fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 class Lock:
     """Lock that is held from `acquire` until `release` or the end of the process.
 
     Args:
-        does: what its holder does, for the error of other processes: "is writing into …".
+        does: predicate of the error in other processes, such as "is writing into …".
     """
 
     def __init__(self, path: Path, does: str = "is using this directory"):
         self.path = path
         self._does = does
-        # the process of another host whose stale claim was taken over, if any
+        # process of another host whose stale lock was taken over, if any
         self.stale: Holder | None = None
         self._descriptor: int | None = None
         self._released = threading.Event()
@@ -171,7 +158,7 @@ class Lock:
         self._released.set()
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # another host removed it, or storage is unreachable
-                if parse_holder(os.pread(self._descriptor, 4096, 0)) == Holder.here():
+                if parse_holder(os.pread(self._descriptor, _LARGEST, 0)) == Holder.here():
                     os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
@@ -201,7 +188,7 @@ class Lock:
 
 
 def _flock(descriptor: int) -> bool:
-    """As `try_flock`; True on a file system without such locks."""
+    """Call `try_flock`; True on a file system without such locks."""
     try:
         return try_flock(descriptor)
     except OSError as error:
@@ -211,7 +198,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def _is_free(descriptor: int) -> bool:
-    """True if nobody has locked the file; False also where its filesystem cannot tell."""
+    """True if no process has locked the file; False on a file system without such locks."""
     try:
         return try_flock(descriptor, shared=True)
     except OSError:
@@ -219,9 +206,9 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a lock file, which may be in a directory that somebody else made. Raises OSError if it
-    cannot be opened, or is a link, which may lead to any file of the user, or a FIFO or device,
-    which could block for ever."""
+    """Open a lock file, which may be in another user's directory. Raises OSError if it cannot be
+    opened, or is a link, which could lead to any file of this user, or a FIFO or device, which
+    could block forever."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -230,7 +217,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _changed(path: Path) -> int:
-    """Return the file's time; opening it makes a network file system read it anew."""
+    """Return the file's time; opening the file makes a network file system refresh it."""
     with open(path, "rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns
 

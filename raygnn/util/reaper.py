@@ -1,7 +1,7 @@
-"""Program beside a command that ends its embedded Ray if the command is killed.
+"""Program that ends a command's embedded Ray if the command is killed.
 
 Ray's core processes end with the command, but their agents notice that only after a minute or more.
-It imports the standard library alone, since it stays in memory as long as the command.
+The program imports only the standard library, since it stays in memory as long as the command.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 _INTERVAL = 0.5  # seconds between polls of the parent
 _PATIENCE = 10.0  # seconds for which processes are searched
-_END = b"/"  # of the directory in the pipe: a parent killed while it writes leaves it out
+_DIRECTORY = "RAYGNN_RAY_DIRECTORY"  # no argument, by which `RayCluster` finds Ray's processes
 
 
 def start(directory: str) -> subprocess.Popen[bytes]:
     """Start the program for the Ray whose files are in ``directory``."""
-    program = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid())],
-        stdin=subprocess.PIPE,
+        env={**os.environ, _DIRECTORY: os.path.realpath(directory)},
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in a terminal is for the command
     )
-    assert program.stdin is not None
-    with program.stdin as pipe:  # not as an argument, by which `RayCluster` finds Ray's processes
-        pipe.write(os.fsencode(os.path.realpath(directory)) + _END)
-    return program
 
 
 def main(directory: str, parent: int) -> None:
@@ -49,11 +45,11 @@ def main(directory: str, parent: int) -> None:
 
 
 def running(directory: str) -> list[int]:
-    """Return Ray's processes that have a file of the directory open for writing.
+    """Return the ids of Ray's processes that have a file of the directory open for writing.
 
-    Ray's are those that name the directory on their command line, and workers and agents, which
-    replace it by a title (``ray::…``) and have their logs open. What the command itself started may
-    have inherited an open file, but has neither.
+    Ray's processes name the directory on their command line; workers and agents have the title
+    ``ray::…`` instead, and their logs open. Other children of the command may have inherited an
+    open file, but have neither.
     """
     found = []
     for entry in os.listdir("/proc"):
@@ -63,7 +59,7 @@ def running(directory: str) -> list[int]:
                 command = file.read()
             if not (command.startswith(b"ray::") or os.fsencode(directory) in command):
                 continue
-            if any(map(partial(_writes, directory, pid), os.listdir(f"/proc/{pid}/fd"))):
+            if any(_writes(directory, pid, number) for number in os.listdir(f"/proc/{pid}/fd")):
                 found.append(pid)
     return found
 
@@ -77,11 +73,5 @@ def _writes(directory: str, pid: int, number: str) -> bool:
     return False
 
 
-def received(given: bytes) -> str | None:
-    """Return the directory that the parent wrote; None if it was killed before it was done."""
-    return os.fsdecode(given[: -len(_END)]) if given.endswith(_END) else None
-
-
 if __name__ == "__main__":
-    if name := received(sys.stdin.buffer.read()):
-        main(name, int(sys.argv[1]))
+    main(os.environ[_DIRECTORY], int(sys.argv[1]))

@@ -149,7 +149,7 @@ class Sizes:
     Attributes:
         found: name → size of the model.
         like: schema of many graphs, see `Sample.describe`; None of one graph.
-        latest: see `raygnn.checkpoint.weights.About`.
+        latest: see `raygnn.checkpoint.weights.Weights`.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Transfer(pl.Callback):
             raise ConfigError(message, where="train.init.run", remedy=remedy)
         self.found = {"run": initial.run, "sha256": found.sha256, "taken": taken, "left": left}
         self.found |= {"rows": rows, "frozen": self._frozen}
-        before, now = found.words or {}, vocabulary.words(job)
+        before, now = found.words, vocabulary.words(job)
         self._warnings = [
             f"warn: the categories of {key} differ from those of {initial.run}: weights of a "
             "category may be of another one; exclude them"

@@ -333,7 +333,6 @@ def test_weights_that_run_things_whose_digest_is_right(
     for name, state in states(marker).items():
         swear(foreign, state)
         found = weights.find(foreign.path / "checkpoints")
-        assert found.data is not None
         with pytest.raises(DataError) as error:
             weights.load(found, model)
         assert "selected.pt" in str(error.value.where), name

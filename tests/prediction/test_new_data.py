@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -170,7 +169,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         ({}, [], "no new data are named"),
         ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
-        ({"old": True}, ["graph.seed=2"], "no record"),
         ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
         ({"graph": {"normalize": "row"}}, ["graph.normalize=none"], "by row when .* by none"),
         ({"graph": {"normalize": "standard"}}, ["graph.seed=2"], "standard takes mean"),
@@ -181,11 +179,6 @@ def test_refused(
     change: dict[str, Any], overrides: list[str], what: str, trained: Run, tmp_path: Path
 ) -> None:
     run = Run(shutil.copytree(trained.path, tmp_path / "test"))
-    if change.pop("old", False):
-        about = run.path / "checkpoints" / "selected.json"
-        known = json.loads(about.read_text())
-        del known["sizes"]
-        about.write_text(json.dumps(known))
     config = run.config
     for section, keys in change.items():
         config[section] = {**(config.get(section) or {}), **keys}

@@ -10,6 +10,7 @@ import socketserver
 import threading
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from raygnn.runs.run_directory import EVENTS, Events, RunDir
 from raygnn.storage import claim, replica
 from raygnn.storage.claim import CLAIMS, Claim
 from raygnn.storage.remote import RemotePath
-from raygnn.storage.replica import Publisher, bring, download_directory
+from raygnn.storage.replica import Publisher, download_directory, fetch
 from raygnn.util.locks import Holder
 from raygnn.worker.node_files import FileServer, Forwarder, is_away
 from tests.support.small_jobs import about, job, until
@@ -187,7 +188,7 @@ def test_files_are_brought_and_fetched(place: RemotePath, tmp_path: Path) -> Non
     assert one.finish(30)
     there.mkdir()
     (there / "stale").touch()
-    assert set(bring(place / "run", there)) == {"config.yaml", "logs/rank-0.log"}
+    assert set(fetch(place / "run", there)) == {"config.yaml", "logs/rank-0.log"}
     found = {str(p.relative_to(there)): p.read_text() for p in there.rglob("*") if p.is_file()}
     assert found == {"config.yaml": "config.yaml", "logs/rank-0.log": "more"}
 
@@ -202,29 +203,10 @@ def test_names_in_a_store_lead_nowhere_else(place: RemotePath, tmp_path: Path) -
         client.put_object(Bucket="bucket", Key=name, Body=b"x")
     directory = tmp_path / "deep" / "run"
     directory.mkdir(parents=True)
-    bring(place / "run", directory)
+    fetch(place / "run", directory)
     download_directory(place / "run", tmp_path / "deep" / "whole")
     names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert names == ["config.yaml"] * 2
-
-
-def test_objects_that_no_directory_can_hold_are_named_and_ignored(
-    place: RemotePath, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    import boto3
-
-    client = boto3.client(
-        "s3", endpoint_url=f"http://{place.root.text.partition('=')[2].partition('&')[0]}"
-    )
-    kept = ["config.yaml", "lo/x", "logs/rank-0.log", "summary.json"]
-    for name in (*kept, "lo", "logs", "summary.json/x"):
-        client.put_object(Bucket="bucket", Key=f"runs/run/{name}", Body=name.encode())
-    for _ in range(2):  # into a directory that is there, too
-        bring(place / "run", tmp_path / "run")
-    root = tmp_path / "run"
-    assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) == kept
-    named = {record.getMessage().split()[1] for record in caplog.records}
-    assert named == {"lo", "logs", "summary.json/x"}
 
 
 def test_an_outage_is_reported_once_and_everything_is_uploaded_afterwards(
@@ -361,9 +343,7 @@ def test_checkpoints_are_whole_or_passed_over(
     (base / "step-0000000004" / "state.ckpt").write(b"damaged")
     (base / "step-0000000005" / "state.ckpt").write(b"no manifest came")
 
-    def judge(directory: Path) -> checkpoints.Checkpoint | str:
-        return checkpoints.judge(directory, config)
-
+    judge = partial(checkpoints.judge, config=config)
     found, rejected = there.fetch_newest(copies, judge)
     assert found is not None
     assert found.step == 3
@@ -372,8 +352,7 @@ def test_checkpoints_are_whole_or_passed_over(
     assert there.fetch(found.name, copies) == found.state.parent
     assert found.state.stat().st_ino == inode  # it is here already
     found.state.write_bytes(b"damaged")
-    again = judge(there.fetch(found.name, copies))
-    assert isinstance(again, checkpoints.Checkpoint)
+    assert judge(there.fetch(found.name, copies)).step == 3
     assert (copies / "passed-over-step-0000000003").is_dir()
     there.pass_over(rejected)
     assert there.names() == [f"step-{step:010d}" for step in (2, 3)]
@@ -437,8 +416,7 @@ def test_ranks_bring_their_rows_and_the_manifest_comes_last(
     (draft / row.name).unlink()
     checkpoints.write(here, {"global_step": 1}, 1, 9, about(config), rows=files)
     there.send(here / "step-0000000001", keep=1)
-    fetched = checkpoints.judge(there.fetch("step-0000000001", tmp_path / "other"), config)
-    assert isinstance(fetched, checkpoints.Checkpoint)
+    checkpoints.judge(there.fetch("step-0000000001", tmp_path / "other"), config)
     (place / "test/checkpoints/step-0000000001" / row.name).remove()
     with pytest.raises((OSError, DataError)):
         there.send(here / "step-0000000001", keep=1)
@@ -477,7 +455,7 @@ def test_a_silent_store_is_reported_before_its_client_gives_up(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._SILENCE", 0.5)
-    monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._LOOK", 0.1)
+    monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._POLL", 0.1)
     config, here = config_of(store, tmp_path), tmp_path / "rank"
     there = RemoteCheckpoints.from_config(config)
     assert there is not None
@@ -491,7 +469,7 @@ def test_a_silent_store_is_reported_before_its_client_gives_up(
     courier.finish(120)
     assert there.names() == ["step-0000000001"]
     away, back = told(tmp_path)
-    assert away.endswith("checkpoints: it has taken nothing for 0.5 s; training continues")
+    assert away.endswith("checkpoints: it has accepted nothing for 0.5 s; training continues")
     assert back == "step-0000000001 is in s3://bucket/runs/test/checkpoints again"
 
 
