@@ -154,7 +154,7 @@ class Checkpoints(pl.Callback):
         self._pause = pause
         self._first = exchange.world.rank == 0
         self._pending = _Pending()
-        self._stalled = False  # a rank's storage took nothing, when ranks last met
+        self._stalled = False  # a rank's storage accepted nothing, when ranks last met
         self._skipping = False  # one was skipped since the one under way began
         self._failing = ""  # why the newest one was not written
         self._step = self._next_poll = -1
@@ -321,10 +321,10 @@ class Checkpoints(pl.Callback):
 
     def _skip(self, step: int, last: bool) -> None:
         """Skip a checkpoint (rank 0), since one is still being written; it has failed if the
-        storage takes nothing."""
+        storage accepts nothing."""
         self._pending.last |= last
         if self._stalled:
-            error = TimeoutError(f"it has taken nothing for {self._patience:g} s")
+            error = TimeoutError(f"it has accepted nothing for {self._patience:g} s")
             self._report_failure(step, error)
             self._requests.answer_saves(self._unserved, saved=False)
             return

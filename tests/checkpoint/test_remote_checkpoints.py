@@ -66,7 +66,7 @@ def test_a_store_that_hangs_holds_up_nothing(
         courier.send(here / f"step-{step:010d}")
         time.sleep(0.1)
     courier.finish(0.1)
-    assert "takes more than 0.1 s" in (tmp_path / EVENTS).read_text()
+    assert "take longer than 0.1 s" in (tmp_path / EVENTS).read_text()
     assert sending[-1]
     go.set()
     courier.finish(30)
