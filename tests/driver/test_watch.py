@@ -40,8 +40,8 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 def test_a_run_that_fails_leaves_a_report(run: RunDir) -> None:
     show = NullDisplay()
     run.begin({"name": "job"})
-    with contextlib.suppress(TrainingError), page.reported(run, show):
-        page.record_notes(run, show)
+    with contextlib.suppress(TrainingError), page.reported(run, show) as record_notes:
+        record_notes()
         show.note("rank 1 <failed>: no room")
         run.update_summary(status="failed", error="no room for <b>it</b>")
         raise TrainingError("no room")
@@ -56,8 +56,9 @@ def test_resuming_commands_append_to_the_notes(run: RunDir) -> None:
     run.begin({"name": "job"})
     for text in ("first", "second"):
         show = NullDisplay()
-        page.record_notes(run, show)
-        show.note(text)
+        with page.reported(run, show) as record_notes:
+            record_notes()
+            show.note(text)
     lines = (run.path / "logs" / "told.jsonl").read_text().splitlines()
     texts = [json.loads(line)["text"] for line in lines]
     assert [text for text in texts if "began" not in text] == ["first", "second"]

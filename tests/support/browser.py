@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -49,11 +50,10 @@ class Browser:
         profile.mkdir()
 
         def join() -> None:
-            # move both away first: the browser uses descriptors 3 and 4
-            reads, writes = os.dup(ours[0]), os.dup(theirs[1])
-            high = (os.dup2(reads, 100), os.dup2(writes, 101))
-            os.dup2(high[0], 3)
-            os.dup2(high[1], 4)
+            # the browser uses descriptors 3 and 4, of which either may be one of the pipes
+            reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD, 5) for end in (ours[0], theirs[1]))
+            os.dup2(reads, 3)
+            os.dup2(writes, 4)
 
         self._process = subprocess.Popen(
             [find_chromium(), *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
