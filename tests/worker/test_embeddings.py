@@ -15,6 +15,7 @@ from raygnn.checkpoint.learned_rows import RowState
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
+from raygnn.graph.partition.manifest import checksum
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks import embeddings
 from raygnn.tasks.embeddings import Embeddings, kept
@@ -297,7 +298,7 @@ def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:
 
     def say(files: list[dict[str, Any]]) -> None:
         values = {**said, "rows": {**said["rows"], "files": files}}
-        digest = store._digest({k: v for k, v in values.items() if k != "digest"})
+        digest = checksum({k: v for k, v in values.items() if k != "digest"})
         manifest.write_text(json.dumps({**values, "digest": digest}))
 
     files = said["rows"]["files"]
