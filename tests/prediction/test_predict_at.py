@@ -121,7 +121,7 @@ def test_new_data_that_do_not_say_when(tmp_path: Path) -> None:
     new = f"graph.path={tmp_path / 'new.dgl'}"
     found = asked(made, new)
     facts = partition_facts(found.config, ensure_partition(found.config, 2))
-    checked = replace(make_job(found.config, partition=facts), ntype="_N")
+    checked = make_job(found.config, partition=facts)
     (finding,) = times_usable(checked)
     assert "'when' (sampling.time.seeds)" in finding.what
     assert "--at" in finding.remedy

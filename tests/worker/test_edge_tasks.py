@@ -356,7 +356,7 @@ def test_triples_without_features(tmp_path: Path) -> None:
         goals: ClassVar = {"": TaskTarget(None, target)}
         input = PartitionInput(read_meta(meta.directory), None)
 
-    asked: Any = SimpleNamespace(task="", weights=SimpleNamespace(words=None), one=config)
+    asked: Any = SimpleNamespace(task="", weights=SimpleNamespace(words={}), one=config)
     ids = _names(Planned(), asked, None, "edge")  # type: ignore[arg-type]
     frame = ask(run, config, 2).to_pandas()
     named = [

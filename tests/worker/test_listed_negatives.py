@@ -315,10 +315,10 @@ def test_a_list_for_all_edges(tmp_path: Path) -> None:
 
 
 def test_candidates_are_in_one_place(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file gives any"):
+    with pytest.raises(ConfigError, match="there are no negatives: kind is none"):
         config_of(tmp_path, "no", task={**LINKS, "negatives": {"kind": "none"}})
     ranking = {"candidates": 5, "file": "a.csv"}
-    with pytest.raises(ConfigError, match="there is a file of them"):
+    with pytest.raises(ConfigError, match="would be ignored: file has the candidates"):
         config_of(tmp_path, "no", task={**LINKS, "ranking": ranking})
 
 
