@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -429,7 +430,9 @@ def test_on_a_ray(make_job: JobFactory, tmp_path: Path) -> None:
 
     selected = run.path / "checkpoints" / "selected.pt"
     torch.save({"weight": torch.ones(3)}, selected)
-    selected.with_suffix(".json").unlink()
+    about = selected.with_suffix(".json")
+    sha256 = hashlib.sha256(selected.read_bytes()).hexdigest()
+    about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": sha256}))
     with pytest.raises(raygnn.TrainingError, match="do not belong") as caught:
         raygnn.predict(run, out=out, overwrite=True, display=False)
     assert caught.value.exit_code == InputError.exit_code
