@@ -18,7 +18,7 @@ from raygnn.checkpoint.learned_rows import RowState
 from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_storage
 from raygnn.config.rules import fixed
-from raygnn.errors import ConfigError, TrainingError
+from raygnn.errors import ConfigError, DataError, TrainingError
 from raygnn.tasks.calibration import calibrations
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.util.files import retry, storage_errors
@@ -236,7 +236,11 @@ class Rank(RankSetup):
         assert self.place is not None
         with as_storage():
             fetched = self.place.fetch(checkpoint.name, checkpoint.parent)
-        store.read(fetched)
+        try:
+            store.read(fetched)
+        except DataError as error:  # the copy here is as damaged as the store's checkpoint
+            error.where = f"{self.place}/{checkpoint.name}"
+            raise
 
     def _total_steps(self, steps_per_epoch: int) -> int:
         train = self.config.train

@@ -19,6 +19,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.worker.control import Control, SaveRequest
+from raygnn.worker.rank import Rank
 from tests.checkpoint.test_saving import save, saver
 from tests.support.small_jobs import JobFactory, about, until
 
@@ -46,6 +47,22 @@ def test_errors_of_the_store_and_of_the_disk(make_job: JobFactory, tmp_path: Pat
         there.fetch("step-0000000001", tmp_path / "file")
     with pytest.raises(DataError, match="cannot be"):
         RemoteCheckpoints(Uri(f"file://{tmp_path}/file")).send(here / "step-0000000001", keep=2)
+
+
+def test_a_damaged_checkpoint_is_reported_in_the_store(
+    make_job: JobFactory, tmp_path: Path
+) -> None:
+    """The copy on the node is no place to restore anything."""
+    here, name = tmp_path / "here", "step-0000000001"
+    write(here, make_job(), 1)
+    remote(tmp_path).send(here / name, keep=2)
+    (state,) = tmp_path.rglob(f"there/**/{name}/state.ckpt")
+    state.write_bytes(bytes(state.stat().st_size))
+    rank = object.__new__(Rank)
+    rank.place = remote(tmp_path)
+    with pytest.raises(DataError, match=r"state\.ckpt") as caught:
+        rank._fetch(tmp_path / "node" / name)
+    assert caught.value.where == f"{rank.place}/{name}"
 
 
 def test_a_store_that_hangs_holds_up_nothing(
