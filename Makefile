@@ -156,7 +156,7 @@ docs: setup
 
 # SCALE=small takes minutes instead of half an hour. All are run, also when one misses a limit.
 SCALE ?= full
-BENCHMARKS = engine partition product $(if $(filter full,$(SCALE)),scaling job evaluation tables inference start frozen resume accuracy guard monitoring report)
+BENCHMARKS = engine partition product $(if $(filter full,$(SCALE)),scaling job evaluation tables inference start frozen resume accuracy guard monitoring)
 bench: setup
 	status=0; for name in $(BENCHMARKS); do \
 	    SCALE=$(SCALE) $(BIN)/python benchmarks/bench_$$name.py || status=1; done; exit $$status
