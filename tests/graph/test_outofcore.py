@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore import disk_graph, edge_shuffle
+from raygnn.graph.outofcore import disk_graph, edge_shuffle, workspace
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import make_partition, partition_out_of_core
 from raygnn.graph.outofcore.graph_stages import needs, read_graph, size_of
@@ -452,6 +452,16 @@ def test_stages_of_before_a_start_of_the_machine_are_made_anew(tmp_path: Path) -
     assert run() == []
     (tmp_path / "boot").write_text("another")
     assert run() == [1, 2]
+
+
+def test_stages_in_another_format_are_built_again(tmp_path: Path) -> None:
+    """Stages of an interrupted attempt are not read by a version that writes them differently."""
+    Workspace(tmp_path, in_turn, lambda text: None).run("stage", lambda value: {}, [(1,)], [1])
+    (tmp_path / "boot").write_text(workspace._boot())  # as before formats had numbers
+    work = Workspace(tmp_path, in_turn, lambda text: None)
+    assert work.run("stage", lambda value: [value], [(1,)], [1]) == [[1]]
+    again = Workspace(tmp_path, in_turn, lambda text: None)
+    assert again.run("stage", lambda value: [0], [(1,)], [1]) == [[1]]
 
 
 def test_two_processes_do_not_share_stages(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def _unpack(member: Member, path: Path) -> dict[str, int]:
     if member.fortran:
         draft, dtype = path.with_suffix(".draft"), member.dtype.newbyteorder("=")
         stored: Array = np.memmap(path, dtype, "r", shape=member.shape[::-1]).T
-        np.memmap(draft, dtype, "w+", shape=member.shape)[:] = stored
+        ordered = np.memmap(draft, dtype, "w+", shape=member.shape)
+        ordered[:] = stored
+        ordered.flush()  # other nodes read the file
         draft.replace(path)
     return {"rows": max(member.shape)}
 

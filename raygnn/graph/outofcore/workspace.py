@@ -1,7 +1,8 @@
 """Directories and tasks of a partition's stages.
 
 A task's result is stored beside its output, so that the next attempt resumes after the last
-finished task. Nothing is flushed to disk, so all tasks run again after a reboot.
+finished task. Nothing is flushed to disk, so all tasks run again after a reboot. They also run
+again if another version of raygnn wrote the results in another format.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from raygnn.graph.available_memory import words
 from raygnn.util.files import read_json, storage_errors
 
 _MAX_THREADS = 16
+_FORMAT = 2  # of results and files of tasks; increase it with each change
 
 Result = Any  # plain JSON types
 # Runs a function for each task, on one or several machines that see the workspace. Yields number
@@ -54,11 +56,11 @@ class Workspace:
     def __init__(self, path: Path, pool: Pool, tell: Callable[[str], object]):
         self.path, self.pool, self.tell = path, pool, tell
         self.seconds: dict[str, float] = {}
-        boot = path / "boot"
-        if boot.exists() and boot.read_text() != _boot():
+        boot, current = path / "boot", f"{_boot()} {_FORMAT}"
+        if boot.exists() and boot.read_text() != current:
             for stage in path.iterdir():
                 shutil.rmtree(stage, ignore_errors=True)  # the lock is a file, and stays
-        boot.write_text(_boot())
+        boot.write_text(current)
 
     def directory(self, stage: str) -> Path:
         path = self.path / stage

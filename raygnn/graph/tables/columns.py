@@ -183,7 +183,7 @@ def is_list(kind: pa.DataType) -> bool:
     return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
-class Weights:
+class WeightColumn:
     """Column of weights, numbers ≥ 0: float32 ``[n]``."""
 
     kind: Kind = "float32", ()

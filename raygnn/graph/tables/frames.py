@@ -21,7 +21,7 @@ from raygnn.graph.tables.columns import (
     Codes,
     Kind,
     Times,
-    Weights,
+    WeightColumn,
     first,
     is_list,
     matrix,
@@ -217,7 +217,7 @@ class TableArrays:
         }
         self._arrays: dict[str, Any] = {}
         if isinstance(table, EdgeTable) and table.weight is not None:
-            self._arrays["weight"] = Weights(table.weight)
+            self._arrays["weight"] = WeightColumn(table.weight)
         if table.time is not None:
             self._arrays["time"] = Times(table.time.column, table.time)
         self._arrays |= {**self.features, **codes, **self._labels}
