@@ -100,9 +100,11 @@ class RemoteCheckpoints:
         name = name or checkpoint.name
         target, files = self._directory / name, read_manifest(checkpoint).files
         (target / MANIFEST).remove()
-        for file in (*(file for file, _, _ in files), MANIFEST):
-            if file == STATE or not (target / file).is_file():
-                (target / file).upload(checkpoint / file, moved)
+        for file, size, _ in (*files, (MANIFEST, 0, "")):
+            there = target / file
+            # ranks have uploaded their rows; a failed upload may have left part of a file
+            if file == STATE or not there.is_file() or there.stat().st_size != size:
+                there.upload(checkpoint / file, moved)
         names = self.names()
         kept = [other for other in names if other <= name][-keep:]
         for other in self._directory.folders():
@@ -270,7 +272,8 @@ class Courier:
             self._failing = False
         except Exception as error:
             replaced = not checkpoint.exists()  # newer checkpoints replaced it
-            if replaced and isinstance(error, OSError):  # an error of the local disk
+            local = isinstance(error, OSError) or getattr(error, "where", "") == str(held)
+            if replaced and local:  # an error of the local disk
                 return True
             log.warning("%s is not in %s", checkpoint.name, self._remote, exc_info=True)
             reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"

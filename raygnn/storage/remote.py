@@ -132,15 +132,16 @@ class RemotePath:
 
     def write(self, data: bytes) -> None:
         """Write or replace the file."""
-        with self._writing() as stream:
+        with self._writing() as stream, self._reported("cannot be written"):
             stream.write(data)
 
     def upload(self, source: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Upload a local file; ``moved``: called after each piece. Raises OSError if the local file
-        cannot be opened."""
+        cannot be read."""
         with open(source, "rb") as file, self._writing() as stream:
             while piece := file.read(_BUFFER):
-                stream.write(piece)
+                with self._reported("cannot be written"):
+                    stream.write(piece)
                 moved()
 
     def download(self, target: Path) -> None:
@@ -164,7 +165,7 @@ class RemotePath:
         """Open the file for reading."""
         assert mode == "rb", "see `write` and `upload`"
         with self._reported("cannot be opened"):
-            return io.BufferedReader(_Raw(self), _BUFFER)
+            return io.BufferedReader(_Raw(self, self._fs.open_input_file(self.path)), _BUFFER)
 
     def read_bytes(self) -> bytes:
         with self.open() as stream:
@@ -187,8 +188,12 @@ class RemotePath:
         with self._reported("cannot be written"):
             if self._fs.type_name not in _FLAT:
                 self._fs.create_dir(posixpath.dirname(self.path), recursive=True)
-            with self._fs.open_output_stream(self.path) as stream:
-                yield stream
+            stream = self._fs.open_output_stream(self.path)
+        try:
+            yield stream
+        finally:
+            with self._reported("cannot be written"):
+                stream.close()
 
     def _list(self, *, recursive: bool) -> list[Any]:
         from pyarrow.fs import FileSelector
@@ -212,9 +217,9 @@ def _stat(info: Any) -> Stat:
 
 
 class _Raw(io.RawIOBase):
-    def __init__(self, path: RemotePath):
+    def __init__(self, path: RemotePath, file: Any):
         self._path = path
-        self._file = path._fs.open_input_file(path.path)
+        self._file = file
 
     def readable(self) -> bool:
         return True

@@ -7,17 +7,21 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raygnn.checkpoint import store as checkpoint
+from raygnn.checkpoint.learned_rows import write_rows
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.runs.run_directory import EVENTS, Events
+from raygnn.storage.remote import RemotePath
 from raygnn.worker.control import Control, SaveRequest
 from raygnn.worker.rank import Rank
 from tests.checkpoint.test_saving import save, saver
@@ -109,6 +113,44 @@ def test_a_checkpoint_that_is_replaced_before_it_is_sent(
     courier.send(tmp_path / "here" / "step-0000000002")
     courier.finish(30)
     assert "step-0000000002 is not in" in (tmp_path / EVENTS).read_text()
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_copied(tmp_path: Path) -> None:
+    checkpoint_dir = tmp_path / "here" / "step-0000000001"
+    checkpoint_dir.mkdir(parents=True)
+    (checkpoint_dir / "state.ckpt").touch()  # its manifest was removed already
+    remove = partial(shutil.rmtree, checkpoint_dir)
+    events = Events(tmp_path / EVENTS)
+    courier = Courier(remote(tmp_path), 9, events, lambda busy: None, before=remove)
+    courier.send(checkpoint_dir)
+    courier.finish(30)
+    assert not checkpoint_dir.exists()
+    assert not (tmp_path / EVENTS).exists()
+
+
+def test_a_truncated_file_in_the_store_is_uploaded_again(
+    make_job: JobFactory, tmp_path: Path
+) -> None:
+    config, here, there = make_job(), tmp_path / "here", remote(tmp_path)
+    draft = checkpoint.draft_of(here, 1)
+    draft.mkdir(parents=True)
+    row = write_rows(draft / "rows-0-0.bin", "n", np.arange(3), {"row": np.ones((3, 2), "f4")})
+    files = checkpoint.RowFiles(dim=2, steps=1, files=(row,))
+    checkpoint.write(here, {"global_step": 1}, 1, 9, about(config), rows=files)
+    name = "step-0000000001"
+    (tmp_path / "there" / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "there" / "checkpoints" / name / row.name).write_bytes(b"cut")
+    there.send(here / name, keep=1)
+    checkpoint.judge(there.fetch(name, tmp_path / "other"), config)
+
+
+def test_a_local_file_that_cannot_be_read_is_no_error_of_the_store(tmp_path: Path) -> None:
+    place = RemotePath.of(Uri(f"file://{tmp_path}/there"))
+    with pytest.raises(OSError, match="Input/output error"):
+        (place / "file").upload(Path("/proc/self/mem"))  # nothing can be read at its start
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(DataError, match="cannot be written"):
+        RemotePath.of(Uri(f"file://{tmp_path}/directory")).write(b"x")
 
 
 def test_an_outage_is_reported_once_and_fails_no_checkpoint(
