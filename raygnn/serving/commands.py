@@ -109,14 +109,15 @@ def serve(
         if not verbose:
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
         application = app(run, token_file=token_file, **options)
+        with show.stage("Ray Serve"):
+            if ray_serve.status().proxies:
+                show.note("Ray Serve already runs on this cluster and keeps its host and port")
+            ray_serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": host, "port": port, "request_timeout_s": _DEADLINE},
+            )
         try:
             with show.stage("model"):
-                if ray_serve.status().proxies:
-                    show.note("Ray Serve already runs on this cluster and keeps its host and port")
-                ray_serve.start(
-                    proxy_location="HeadOnly",
-                    http_options={"host": host, "port": port, "request_timeout_s": _DEADLINE},
-                )
                 try:
                     ray_serve.run(application, name=name, route_prefix="/")
                 except Exception as error:
