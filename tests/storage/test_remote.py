@@ -91,9 +91,9 @@ def test_only_what_is_needed_is_read(
     opened: list[str] = []
     whole = remote._Raw.__init__
 
-    def counting(self: Any, path: RemotePath) -> None:
+    def counting(self: Any, path: RemotePath, file: Any) -> None:
         opened.append(path.path.removeprefix("bucket/some where/"))
-        whole(self, path)
+        whole(self, path, file)
 
     monkeypatch.setattr(remote._Raw, "__init__", counting)
     stage = Stage(tmp_path / "stage")
