@@ -163,8 +163,7 @@ class Recorder:
                 write_atomic(path, self._content(reason[:_LONGEST], times=1 if final else 4))
                 self._life = self._breath(time.time())
                 self._write(LIFE, self._life.pack())
-                if self._file is not None:  # without the lock, since that can take long
-                    os.fsync(self._file)
+                self._sync()
 
     def await_others(self, seconds: float = _WITNESSES) -> None:
         """Wait until the other ranks have written their crash dumps, or have ended; bounded."""
@@ -272,6 +271,16 @@ class Recorder:
         with self._lock, contextlib.suppress(OSError):
             if self._file is not None:
                 os.pwrite(self._file, data, at)
+
+    def _sync(self) -> None:
+        with self._lock:  # released for the sync, since that can take long
+            if self._file is None:
+                return
+            copy = os.dup(self._file)
+        try:
+            os.fsync(copy)
+        finally:
+            os.close(copy)
 
     def _write_place(self, at: int) -> None:
         with self._lock:  # read under the lock, so that no older value replaces a newer one
