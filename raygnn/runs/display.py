@@ -182,9 +182,9 @@ class Display:
         rows["run directory"] = path = str(path)
         rows["next"] = f"read {path}/logs, then train with --resume or --overwrite"
         if rows["status"] == "done":
-            page = os.path.exists(f"{path}/{REPORT}")
-            rows["next"] = f"open {path}/{REPORT} in a browser, or " * page
-            rows["next"] += f"raygnn.open_run({path!r}) in Python"
+            rows["next"] = f"raygnn.open_run({path!r}) in Python"
+            if os.path.exists(f"{path}/{REPORT}"):
+                rows["next"] = f"open {path}/{REPORT} in a browser, or {rows['next']}"
         self._line("")
         self.header(rows)
 

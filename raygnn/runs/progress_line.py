@@ -22,6 +22,8 @@ _GAP = "  "
 _LINE = re.compile(
     r"epoch (?P<epoch>\d+)/(?P<epochs>\d+)(  step (?P<step>[\d,]+)/(?P<total>[\d,]+))?(  .*)?"
 )
+# first word of a column → order in which columns are dropped, the highest first
+_DROPPED = {"epoch": 0, "loss": 1, "step": 4}
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,19 @@ class ProgressLine:
         return min(1.0, self.step / self.total)
 
     def fitting(self, width: int) -> str:
-        """Drop columns before the last until the line fits."""
+        """Drop the least important columns until the line fits."""
         columns = self.text.split(_GAP)
+        metrics = [column for column in columns if column.startswith("val/")]
+
+        def order(column: str) -> int:
+            if column.endswith(" seeds/s"):
+                return 6
+            if column in metrics[1:]:
+                return 5
+            return 2 if column.endswith(" left") else _DROPPED.get(column.split(" ")[0], 3)
+
         while len(columns) > 1 and cell_len(_GAP.join(columns)) > width:
-            del columns[max(1, len(columns) - 2)]
+            columns.remove(max(reversed(columns), key=order))
         return _GAP.join(columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -272,12 +273,27 @@ class Run:
             facts = {"status": "damaged", "error": str(error)}
         return {**facts, "name": self.name, "path": self.shown}
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, str]:
         summary = self.summary
+        facts = {"status": self.status}
         metrics = (summary.get("metrics") or {}).items()
-        facts = [f"status {self.status}", *(f"{k} {v:.4g}" for k, v in metrics if v is not None)]
-        facts += [f"steps {summary['steps']:,}"] if "steps" in summary else []
-        return f"Run({self.shown!r}: {', '.join(facts)})"
+        facts |= {key: f"{value:.4g}" for key, value in metrics if value is not None}
+        if "steps" in summary:
+            facts["steps"] = f"{summary['steps']:,}"
+        return facts
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
+        return f"Run({self.shown!r}: {facts})"
+
+    def _repr_html_(self) -> str:
+        rows = {**self._facts(), "path": self.shown}
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(key)}</th>"
+            f"<td style='text-align:left'>{escape(value)}</td></tr>"
+            for key, value in rows.items()
+        )
+        return f"<b>{escape(self.name)}</b><table>{cells}</table>"
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
