@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import psutil
 
@@ -31,6 +31,8 @@ from raygnn.preflight import machine
 from raygnn.preflight.connections import Knock
 from raygnn.runs.interrupts import taken
 from raygnn.util import reaper
+from raygnn.util.files import open_regular
+from raygnn.util.locks import try_flock
 from raygnn.worker.ray_nodes import takes_connection
 
 # a job stores little in Ray's object store; the default is 30 % of the memory
@@ -51,6 +53,7 @@ _OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # prefixes of Ra
 # Ray makes its directory writable for all users, and follows links in it, so a directory of this
 # user is around it. The name is short since it is part of socket paths.
 _RAYS = "r"
+_PREFIX, _OWNER = "raygnn-", ".owner"  # of that directory, and a file in it
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -310,9 +313,9 @@ class RayCluster:
             "configure_logging": self._verbose,
         }
         if self.local:
-            self._directory = tempfile.mkdtemp(
-                prefix="raygnn-"
-            )  # short: socket paths begin with it
+            _sweep()
+            self._directory, owned = _own_directory()
+            self._cleanup.enter_context(owned)
             program = self._cleanup.enter_context(reaper.start(self._directory))
             self._cleanup.callback(program.kill)
             self._cleanup.callback(_remove, self._directory)
@@ -367,6 +370,26 @@ def _our_sigterm() -> Iterator[Callable[[], object]]:
         yield restore
     finally:
         restore()
+
+
+def _own_directory() -> tuple[str, IO[str]]:
+    directory = tempfile.mkdtemp(prefix=_PREFIX)  # short: it is part of socket paths
+    draft = Path(directory, f"{_OWNER}.tmp")
+    owned = open(draft, "w")  # noqa: SIM115
+    try_flock(owned.fileno())
+    draft.rename(Path(directory, _OWNER))
+    return directory, owned
+
+
+def _sweep() -> None:
+    """Remove directories of this user's commands that were killed together with their reaper."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        # any user may create files there, such as a FIFO, whose open would block
+        with contextlib.suppress(OSError), open_regular(owner) as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                continue
+            if try_flock(file.fileno()):  # not in use
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _remove(directory: str) -> None:

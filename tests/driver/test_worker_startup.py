@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -241,6 +243,33 @@ def test_a_kill_for_memory_is_reported_as_such() -> None:
     for error in (of_rank, of_job):
         assert "22.71GB of 23.54GB of memory in use, more than the 95.0%" in error.what
         assert "sampling.batch_size" in str(error.remedy)
+
+
+def test_directories_of_commands_that_were_killed_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine, owned = ray_cluster._own_directory()
+    stale, other = tmp_path / "raygnn-stale", tmp_path / "raygnn-0"
+    for directory in (stale, other):
+        (directory / "logs").mkdir(parents=True)
+    (stale / ".owner").touch()
+    # any user may have put these there: reading would block, or follow a link
+    waits, leads = tmp_path / "raygnn-waits", tmp_path / "raygnn-leads"
+    waits.mkdir()
+    os.mkfifo(waits / ".owner")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".owner").touch()
+    leads.symlink_to(tmp_path / "elsewhere")
+    ray_cluster._sweep()
+    assert (tmp_path / "elsewhere" / ".owner").exists()
+    shutil.rmtree(waits)
+    leads.unlink()
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert sorted(tmp_path.iterdir()) == sorted([Path(mine), other])
+    owned.close()
+    ray_cluster._sweep()
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_processes_left_by_ray_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
