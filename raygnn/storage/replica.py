@@ -211,7 +211,7 @@ def fetch(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dic
         OSError: the directory cannot be written.
     """
     found = place.files()
-    names = {name for name in found if travels(name) and (not only or name in only)}
+    names = {n for n in without_conflicts(found) if travels(n) and (not only or n in only)}
     here = files_of_run(directory)
     for name in here.keys() - names:
         if not only:
@@ -225,6 +225,19 @@ def fetch(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dic
 
     _at_once(download, sorted(name for name in names if here.get(name) != found[name]))
     return found
+
+
+def without_conflicts(names: Iterable[str]) -> set[str]:
+    """Drop, with a warning, objects that no directory can hold: an object with the name of a
+    directory of the run, or below one of its files. raygnn writes neither."""
+    kept = set(names)
+    for name in sorted(kept):
+        for parent in map(str, PurePosixPath(name).parents):
+            if parent in kept:
+                odd = name if PurePosixPath(parent).suffix else parent  # files of runs have one
+                log.warning("object %s in the run's place is not raygnn's: ignored", odd)
+                kept.discard(odd)
+    return kept
 
 
 def upload_run(directory: Path, place: RemotePath) -> None:

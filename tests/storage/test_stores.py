@@ -209,6 +209,25 @@ def test_names_in_a_store_lead_nowhere_else(place: RemotePath, tmp_path: Path) -
     assert names == ["config.yaml"] * 2
 
 
+def test_objects_that_no_directory_can_hold_are_named_and_ignored(
+    place: RemotePath, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import boto3
+
+    client = boto3.client(
+        "s3", endpoint_url=f"http://{place.root.text.partition('=')[2].partition('&')[0]}"
+    )
+    kept = ["config.yaml", "lo/x", "logs/rank-0.log", "summary.json"]
+    for name in (*kept, "lo", "logs", "summary.json/x"):
+        client.put_object(Bucket="bucket", Key=f"runs/run/{name}", Body=name.encode())
+    for _ in range(2):  # into a directory that is there, too
+        fetch(place / "run", tmp_path / "run")
+    root = tmp_path / "run"
+    assert sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) == kept
+    named = {record.getMessage().split()[1] for record in caplog.records}
+    assert named == {"lo", "logs", "summary.json/x"}
+
+
 def test_an_outage_is_reported_once_and_everything_is_uploaded_afterwards(
     store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
