@@ -1,9 +1,9 @@
 """`partition.method: stream` beside METIS: cut, balance, time and memory.
 
-Each method divides each graph in a process of its own, on one thread for METIS and on all cores
-for `stream`. METIS has the edges in memory as raygnn's sources give them; `stream` reads them in
-pieces from files (.npy, int32), and holds none. Memory is the most resident memory less that
-before the call, when all is imported, kernels are compiled and, for METIS, the edges are read.
+Each method divides each graph in a process of its own, on one thread. METIS has the edges in memory
+as raygnn's sources give them; `stream` reads them in pieces from files (.npy, int32), and keeps
+lists of neighbours on disk. Memory is the most resident memory less that before the call, when all
+is imported, kernels are compiled and, for METIS, the edges are read.
 "stream, clustered" leads the small graphs through clusters, as it does with large ones.
 
     python benchmarks/bench_stream.py [--data ../shared/data] [--scale full|small] [--parts 4 16]
@@ -102,18 +102,18 @@ def child(method: str, directory: Path, parts: int) -> None:
     for dtype in (np.int64, np.int32):
         ring = few.astype(dtype), np.roll(few, 1).astype(dtype)
         frames = {DEFAULT_NTYPE: NodeFrame(len(few))}, {DEFAULT_ETYPE: EdgeFrame(*ring)}
-        stream.assign(GraphData("", *frames), 2, method, 0)
+        stream.assign(GraphData("", *frames), 2, method, 0, Path.cwd())
     del frames, ring, few
     train = np.load(directory / "train.npy")
     data = in_memory(directory) if method == "metis" else None
     before = resident(reset=True)
     start = time.perf_counter()
     if data is not None:
-        assigned = stream.assign(data, parts, "metis", 0)[DEFAULT_NTYPE]
+        assigned = stream.assign(data, parts, "metis", 0, Path.cwd())[DEFAULT_NTYPE]
     else:
         groups = stream.balance_groups([(len(train), train)], parts)
         assigned = stream.assign_by_streaming(
-            len(train), lambda: pieces(directory), parts, groups=groups
+            len(train), lambda: pieces(directory), parts, Path.cwd(), groups=groups
         )
     facts = {"seconds": time.perf_counter() - start, "bytes": resident() - before}
     print(json.dumps(facts | quality(assigned, directory, train, parts)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -87,17 +89,17 @@ def test_groups_are_stable(keys: list[int], presorted: bool) -> None:
     assert listed.tolist() == ([] if (np.diff(values) >= 0).all() else order.tolist())
 
 
-def test_metis_leaves_the_graph_as_it_is() -> None:
+def test_metis_leaves_the_graph_as_it_is(tmp_path: Path) -> None:
     graph = both_ways(random_graph(500))
     rows, ids = graph.nonzero()
     data = plain(ids, rows, 500)
-    stream.assign(data, 4, "metis", 0)
+    stream.assign(data, 4, "metis", 0, tmp_path)
     frame = data.edges[DEFAULT_ETYPE]
     assert np.array_equal(frame.src, ids)
     assert np.array_equal(frame.dst, rows)
 
 
-def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
+def test_a_dense_and_a_sparse_half_are_not_cut_apart(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     half = 2000
     dense, sparse = rng.integers(0, half, (2, 30 * half)), rng.integers(0, half, (2, 3 * half))
@@ -108,7 +110,7 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
     indptr, ids = metis.undirected(data)
     without = metis.metis(indptr, ids, 2, metis.constraints(data, 2))
     assert np.bincount(without, weights=edges).max() > 1.6 * edges.sum() / 2
-    found = stream.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
+    found = stream.assign(data, 2, "metis", 0, tmp_path)[DEFAULT_NTYPE]
     assert np.bincount(found, weights=edges).max() < 1.1 * edges.sum() / 2
     assert np.bincount(found).max() < 1.1 * half
 

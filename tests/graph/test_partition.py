@@ -265,7 +265,7 @@ def in_original_ids(config: Path, part: int, nids: dict[str, Any], eids: dict[An
 def test_the_manifest_records_the_method(tmp_path: Path) -> None:
     stages: list[str] = []
     meta = ensure_partition(job(tmp_path, method="stream"), 2, stages.append)
-    assert stages[:3] == ["load", "stream", "stream, pass 1 of at most 8"]
+    assert stages[:3] == ["load", "stream", "stream, pass 1 of at most 9"]
     assert meta.manifest is not None
     assert meta.manifest.method == meta.manifest.source.made_from["method"] == "stream"
     assert "stream" in meta.manifest.seconds
@@ -282,7 +282,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
         edges.data["w"] = np.arange(edges.num, dtype=np.float32)
     data.nodes = dict(sorted(data.nodes.items()))  # as DGL orders types
     data.edges = dict(sorted(data.edges.items()))
-    assignment = stream.assign(data, 3, "random", 0)
+    assignment = stream.assign(data, 3, "random", 0, tmp_path)
     config, *theirs = dgl_partition(data, tmp_path / "dgl", 3, monkeypatch, assignment)
     meta = partition_graph(data, tmp_path / "ours", 3)
     ours = original_ids(meta)

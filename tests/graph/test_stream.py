@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -13,16 +15,21 @@ from hypothesis import strategies as st
 
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition import edge_kernels, metis, stream
-from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
+from raygnn.graph.partition.stream import (
+    NeighbourLists,
+    Passes,
+    assign_by_streaming,
+    balance_groups,
+)
 
-# small graphs are handled as large ones: clusters, a sample of the edges, several threads
+# small graphs are handled as large ones: clusters, a sample of the edges, several blocks and ranges
 SMALL = {
     "_COARSE_NODES": 1,
     "_CLUSTERS": 1,
     "_CLUSTERS_OF_A_PART": 2,
     "_COARSE_EDGES": 16,
-    "_SMALL_BLOCK": 8,
-    "_THREADED_BLOCK": 1,
+    "_EDGES_OF_A_NODE": 1,
+    "_RANGE": 8,
 }
 
 
@@ -61,25 +68,68 @@ def check_balance(part: np.ndarray, groups: np.ndarray, dst: np.ndarray, parts: 
     assert loads.max() <= max(1.05 * loads.mean(), loads.mean() + degrees.max())
 
 
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("lists")
+    yield path
+    assert not list(path.iterdir())
+
+
 @given(edge_lists(), st.integers(1, 12), st.integers(1, 3), st.booleans(), st.integers(0, 9))
-def test_limits_hold_and_chunks_and_threads_make_no_difference(
-    graph: tuple[int, np.ndarray, np.ndarray], parts: int, kinds: int, small: bool, seed: int
+def test_limits_hold_and_chunks_make_no_difference(
+    scratch: Path,
+    graph: tuple[int, np.ndarray, np.ndarray],
+    parts: int,
+    kinds: int,
+    small: bool,
+    seed: int,
 ) -> None:
     num, src, dst = graph
     groups = np.random.default_rng(seed).integers(0, kinds, num).astype(np.uint8)
-    with patch.multiple(stream, **(SMALL if small else {"_SLOTS": 8})):
-        part, again = (
-            assign_by_streaming(
-                num, chunks(src, dst, size, dtype), parts, groups=groups, seed=seed, threads=threads
-            )
-            for size, dtype, threads in ((1000, "int64", 1), (7, "int32", 3))
-        )
+    found = []
+    for size, dtype, chunk in ((1000, "int64", 1 << 20), (7, "int32", 11)):
+        with patch.multiple(stream, **(SMALL if small else {}), _CHUNK=chunk):
+            edges = chunks(src, dst, size, dtype)
+            found.append(assign_by_streaming(num, edges, parts, scratch, groups=groups))
+    part = found[0]
     assert part.dtype == np.uint8
-    assert np.array_equal(part, again)
+    assert np.array_equal(*found)
     if parts >= num:
         assert len(np.unique(part)) == (num if parts > 1 else 1)
     else:
         check_balance(part, groups, dst, parts)
+
+
+@given(edge_lists(), st.sampled_from([1, 3, 1 << 16]), st.sampled_from([1, 20, 1 << 20]))
+def test_lists_have_the_neighbours(
+    scratch: Path, graph: tuple[int, np.ndarray, np.ndarray], most: int, chunk: int
+) -> None:
+    """A list that is too long has neighbours from its whole length."""
+    num, src, dst = graph
+    wanted: list[list[int]] = [[] for _ in range(num)]
+    for a, b in zip(src.tolist(), dst.tolist(), strict=True):
+        if a != b:
+            wanted[a].append(b)
+            wanted[b].append(a)
+    with (
+        patch.multiple(stream, _NEIGHBOURS=most, _CHUNK=chunk, _RANGE=8),
+        NeighbourLists(num, chunks(src, dst, 50), scratch, itertools.repeat(None)) as lists,
+    ):
+        assert lists.degrees.tolist() == [len(some) for some in wanted]
+        assert lists.in_degrees.tolist() == np.bincount(dst, minlength=num).tolist()
+        for _ in range(2):
+            found = []
+            for first, lengths, ids in lists.blocks():
+                assert first == len(found)
+                found += [some.tolist() for some in np.split(ids, np.cumsum(lengths)[:-1])]
+            assert len(found) == num
+            for some, all_of_them in zip(found, wanted, strict=True):
+                assert len(some) == min(len(all_of_them), most)
+                if len(all_of_them) <= most:
+                    assert some == all_of_them
+                step = len(all_of_them) / max(len(some), 1)
+                for at, neighbour in enumerate(some):
+                    assert neighbour in all_of_them[int(at * step) : int((at + 1) * step) + 1]
 
 
 def communities(sizes: list[int], degree: int, across: float) -> tuple[int, np.ndarray, np.ndarray]:
@@ -95,33 +145,33 @@ def communities(sizes: list[int], degree: int, across: float) -> tuple[int, np.n
     return num, np.concatenate([src, dst])[order], np.concatenate([dst, src])[order]
 
 
-def test_communities_stay_together() -> None:
+def test_communities_stay_together(scratch: Path) -> None:
     num, src, dst = communities([300] * 40, 20, 0.1)
     seen: list[str] = []
-    with patch.multiple(stream, _COARSE_NODES=8000, _COARSE_EDGES=20_000):
-        part = assign_by_streaming(num, chunks(src, dst, 1 << 14), 4, progress=seen.append)
-    assert len(seen) < 11  # nodes stop moving when all communities are together
+    with patch.multiple(stream, _COARSE_NODES=8000):
+        part = assign_by_streaming(num, chunks(src, dst, 1 << 14), 4, scratch, progress=seen.append)
+    assert len(seen) < 12  # nodes stop moving when all communities are together
     check_balance(part, np.zeros(num, int), dst, 4)
     assert np.mean(part[src] != part[dst]) < 0.1  # 0.073 are between communities
 
 
-def test_hubs_and_their_leaves() -> None:
+def test_hubs_and_their_leaves(scratch: Path) -> None:
     """Leaves of ten stars have no other neighbour when their hub's cluster is full."""
     num, hubs = 20_000, 10
     dst = np.arange(hubs, num)
     src = dst % hubs
     with patch.multiple(stream, _COARSE_NODES=8000):
-        part = assign_by_streaming(num, chunks(src, dst, 999), 2)
+        part = assign_by_streaming(num, chunks(src, dst, 999), 2, scratch)
     check_balance(part, np.zeros(num, int), dst, 2)
     assert np.mean(part[src] != part[dst]) < 0.1
 
 
-def test_uneven_halves_share_their_edges() -> None:
+def test_uneven_halves_share_their_edges(scratch: Path) -> None:
     rng = np.random.default_rng(0)
     half = 2000
     dense, sparse = rng.integers(0, half, (2, 30 * half)), rng.integers(0, half, (2, 3 * half))
     src, dst = np.concatenate([dense, sparse + half], axis=1)
-    part = assign_by_streaming(2 * half, chunks(src, dst, 10_000), 2)
+    part = assign_by_streaming(2 * half, chunks(src, dst, 10_000), 2, scratch)
     check_balance(part, np.zeros(2 * half, int), dst, 2)
 
 
@@ -141,14 +191,17 @@ def test_metis_does_not_depend_on_uninitialised_memory() -> None:
     assert len(results) == 1
 
 
-def test_metis_cuts_light_edges() -> None:
+def test_metis_cuts_light_edges(scratch: Path) -> None:
     """Pairs that many edges join stay together; the graph of clusters counts parallel edges."""
     pairs = np.arange(0, 400, 2)
     src = np.concatenate([np.repeat(pairs, 9), pairs + 1])
     dst = np.concatenate([np.repeat(pairs + 1, 9), (pairs + 2) % 400])
-    with patch.object(stream, "_COARSE_EDGES", len(src)):
-        edges = stream._EdgePasses(400, chunks(src, dst, 100), 0, 1, itertools.repeat(None))
-        coarse = stream._coarse_graph(edges, np.arange(400), 400)
+    edges = chunks(src, dst, 100)
+    with (
+        patch.object(stream, "_COARSE_EDGES", len(src)),
+        NeighbourLists(400, edges, scratch, itertools.repeat(None)) as lists,
+    ):
+        coarse = stream._coarse_graph(lists, np.arange(400), 400)
     assert coarse[0, 1] == coarse[1, 0] == 9
     assert coarse[1, 2] == 1
     ones = np.ones((400, 1), np.int64)
@@ -157,9 +210,9 @@ def test_metis_cuts_light_edges() -> None:
         assert (part[pairs] == part[pairs + 1]).all()
 
 
-def test_many_parts() -> None:
+def test_many_parts(scratch: Path) -> None:
     num, src, dst = communities([10] * 60, 6, 0.1)
-    part = assign_by_streaming(num, chunks(src, dst, 100), 300)
+    part = assign_by_streaming(num, chunks(src, dst, 100), 300, scratch)
     assert part.dtype == np.uint16
     check_balance(part, np.zeros(num, int), dst, 300)
 
@@ -178,31 +231,43 @@ def test_parts_are_evened_whose_nodes_are_nearly_alike() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 10])
-def test_ids_out_of_range_are_refused(bad: int) -> None:
+def test_ids_out_of_range_are_refused(scratch: Path, bad: int) -> None:
     src, dst = np.array([0, 1, 2]), np.array([3, 4, 5])
     for ends in ((np.array([0, bad]), dst[:2]), (src[:2], np.array([0, bad]))):
         with pytest.raises(ValueError, match="from 0 to 9"):
-            assign_by_streaming(10, lambda ends=ends: [(src, dst), ends], 2)
+            assign_by_streaming(10, lambda ends=ends: [(src, dst), ends], 2, scratch)
 
 
-def test_passes_that_differ_are_refused() -> None:
-    calls: list[int] = []
+@given(edge_lists(), edge_lists(), st.sampled_from([8, 1 << 20]))
+def test_passes_that_differ_are_refused(
+    scratch: Path,
+    graph: tuple[int, np.ndarray, np.ndarray],
+    other: tuple[int, np.ndarray, np.ndarray],
+    size: int,
+) -> None:
+    num, src, dst = graph
+    ends = other[1] % num, other[2] % num
+    degrees = [
+        np.bincount(np.concatenate([a[a != b], b[a != b]]), minlength=num)
+        for a, b in ((src, dst), ends)
+    ]
+    calls = iter([[(src, dst)], [ends]])
+    lists = NeighbourLists(num, lambda: next(calls), scratch, itertools.repeat(None))
+    with patch.object(stream, "_RANGE", size):
+        if np.array_equal(*degrees):
+            with lists:
+                return
+        with pytest.raises(ValueError, match="yields other edges than the first"), lists:
+            pass
 
-    def passes() -> list[tuple[np.ndarray, np.ndarray]]:
-        calls.append(0)
-        return [(np.arange(9), np.arange(9) + 1)] * (1 if len(calls) == 3 else 2)
 
-    with pytest.raises(ValueError, match="a pass has 9 edges, the first had 18"):
-        assign_by_streaming(10, passes, 2)
-
-
-def test_passes_are_announced() -> None:
+def test_passes_are_announced(scratch: Path) -> None:
     seen: list[str] = []
     with patch.multiple(stream, **SMALL):
         src, dst = np.arange(99), np.arange(99) + 1
-        assign_by_streaming(100, chunks(src, dst, 50), 2, progress=seen.append)
-    assert seen == [f"pass {i} of at most 11" for i in range(1, len(seen) + 1)]
-    assert 6 <= len(seen) <= 11
+        assign_by_streaming(100, chunks(src, dst, 50), 2, scratch, progress=seen.append)
+    assert seen == [f"pass {i} of at most 12" for i in range(1, len(seen) + 1)]
+    assert 7 <= len(seen) <= 12
 
 
 def test_groups_are_types_and_training_nodes() -> None:
@@ -218,35 +283,17 @@ def test_groups_are_types_and_training_nodes() -> None:
     assert balance_groups(types, 5).dtype == np.uint8
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 60))
-def test_a_sketch_has_the_frequent_labels(seed: int, kinds: int, degree: int) -> None:
-    """Node 0 sees ``degree`` neighbours; it is put down after exactly so many edges."""
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.lists(st.integers(0, 60), min_size=1))
+def test_labels_are_counted(seed: int, kinds: int, lengths: list[int]) -> None:
+    """The same table serves lists of any length."""
     rng = np.random.default_rng(seed)
-    labels = rng.zipf(1.5, degree + 1).clip(1, kinds).astype(np.int32) - 1
-    src = np.arange(1, degree + 1, dtype=np.int32)
-    names, counts = np.zeros((degree + 1, 4), np.int32), np.zeros((degree + 1, 4), np.uint16)
-    names[:, 0] = labels
-    left = np.array([degree, *[9] * degree], np.uint32)
-    ready = np.empty(2 * degree, np.int32)
-    dst = np.zeros(degree, np.int32)
-    end = edge_kernels.see_edges(src, dst, labels, names, counts, left, 0, 1, ready)
-    assert ready[:end].tolist() == [0]
-    exact = np.bincount(labels[1:], minlength=kinds)
-    others = np.delete(exact, labels[0])
-    assert counts[0, 0] == exact[labels[0]]
-    seen = {int(n): int(c) for n, c in zip(names[0, 1:], counts[0, 1:]) if c}
-    for label in range(kinds):
-        if label != labels[0]:
-            missed = exact[label] - seen.get(label, 0)
-            assert 0 <= missed <= others.sum() / 4
-            assert not missed or np.count_nonzero(others) > 3
-
-
-def test_counts_that_are_full_are_halved() -> None:
-    names = np.array([[0, 5], [1, 0]], np.int32)
-    counts = np.array([[9, 65533], [0, 0]], np.uint16)
-    edges = np.full(2, 1, np.int32), np.zeros(2, np.int32)
-    left, ready = np.full(2, 99, np.uint32), np.empty(4, np.int32)
-    labels = np.array([0, 5], np.int32)
-    edge_kernels.see_edges(*edges, labels, names, counts, left, 0, 1, ready)
-    assert counts[0].tolist() == [4, 32767]
+    labels = (rng.zipf(1.5, 100).clip(1, kinds).astype(np.int32) - 1) * 64
+    slots = np.full(4 * max(*lengths, 1), -1, np.int32)
+    names, counts = np.zeros(60, np.int32), np.zeros(60, np.int64)
+    for length in lengths:
+        seen = rng.integers(0, 100, length).astype(np.int32)
+        num = edge_kernels._count_labels(seen, labels, slots, names, counts)
+        assert dict(zip(names[:num].tolist(), counts[:num].tolist(), strict=True)) == dict(
+            Counter(labels[seen].tolist())
+        )
+        assert (slots == -1).all()

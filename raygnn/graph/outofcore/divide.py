@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def make_partition(
         missing: the partition to build. If its ``draft`` has a partition of the same digest, this
             is returned. With more parts than nodes, some parts are empty.
         data: result of :func:`raygnn.graph.sources.load_graph`, with ids in range.
-        progress: called with the method, passes such as ``"stream, pass 3 of at most 11"``, and the
+        progress: called with the method, passes such as ``"stream, pass 3 of at most 12"``, and the
             progress of stages; see `Workspace`.
     """
     place, method, tell = missing.draft.absolute(), missing.method, progress or (lambda text: None)
@@ -52,9 +53,8 @@ def make_partition(
         work = Workspace(directory / "stages", on_threads, tell)
         tell(method)
         started = time.perf_counter()
-        assigned = assign(
-            data, missing.parts, method, missing.seed, lambda done: tell(f"{method}, {done}")
-        )
+        how = missing.parts, method, missing.seed, work.directory("lists")
+        assigned = assign(data, *how, lambda done: tell(f"{method}, {done}"))
         work.seconds[method] = time.perf_counter() - started
         graph = spill(data, work.directory("edges"), only_edges=True)
         write_partition(graph, data, assigned, missing, work, directory)
@@ -108,15 +108,20 @@ def _assigned(missing: Missing, graph: DiskGraph, work: Workspace) -> dict[str, 
     arrays = {
         t: DiskArray(path / str(at), "int32", rows=n) for at, (t, n) in enumerate(num.items())
     }
-    where = missing.parts, missing.method, missing.seed
-    task = (replace(graph, others={}), *where, list(arrays.values()))
+    how = missing.parts, missing.method, missing.seed, path
+    task = (replace(graph, others={}), list(arrays.values()), *how)
     work.run("assign", _assign, [task], [sum(num.values())])
     return {ntype: array.map() for ntype, array in arrays.items()}
 
 
 def _assign(
-    graph: DiskGraph, parts: int, method: str, seed: int, arrays: Sequence[DiskArray]
+    graph: DiskGraph,
+    arrays: Sequence[DiskArray],
+    parts: int,
+    method: str,
+    seed: int,
+    scratch: Path,
 ) -> None:
-    parted = assign(graph.data(), parts, method, seed, passes=graph.in_one_space)
+    parted = assign(graph.data(), parts, method, seed, scratch, passes=graph.in_one_space)
     for array, part in zip(arrays, parted.values(), strict=True):
         store(array.path, part.astype(np.int32))

@@ -135,14 +135,7 @@ def drop_repeats(indptr, ids):  # type: ignore[no-untyped-def]
         indptr[row + 1] = kept
 
 
-# --- sketches, for `raygnn.graph.partition.stream`
-#
-# A node's *sketch* counts the labels of its neighbours in few bytes. Slot 0 counts the node's own
-# label exactly, the other slots the most frequent others (Misra & Gries, "Finding repeated
-# elements", 1982): a label of more than 1 / slots of the neighbours is always among them, and all
-# counts are exact while there are no more labels than slots.
-
-_FULL = np.uint16(np.iinfo(np.uint16).max)
+# --- for `raygnn.graph.partition.stream`
 
 
 @njit(**_COMPILE)
@@ -156,82 +149,96 @@ def count_degrees(src, dst, degrees, in_degrees):  # type: ignore[no-untyped-def
 
 
 @njit(**_COMPILE)
-def first_turns(degrees, seed, left):  # type: ignore[no-untyped-def]
-    """Set ``left``, the number of edges before a node's first decision: half to all of its own."""
-    for node in range(len(degrees)):
-        late = _mix(uint64(seed) ^ uint64(node)) % uint64(degrees[node] // 2 + 1)
-        left[node] = degrees[node] - late
-
-
-@njit(**_COMPILE)
-def _see(node, label, names, counts, left, done, at):  # type: ignore[no-untyped-def]
-    """Count a neighbour's label; add the node to ``done`` once it has seen all of its edges."""
-    left[node] -= 1
-    if left[node] == 0:
-        done[at] = node
-        at += 1
-    slots = names.shape[1]
-    slot, free = 0, -1
-    while slot < slots and (names[node, slot] != label or (slot and not counts[node, slot])):
-        if slot and not counts[node, slot]:
-            free = slot
-        slot += 1
-    if slot == slots and free < 0:
-        for other in range(1, slots):
-            counts[node, other] -= 1
-        return at
-    if slot == slots:
-        slot = free
-        names[node, slot] = label
-    counts[node, slot] += 1
-    if counts[node, slot] == _FULL:
-        for other in range(slots):
-            counts[node, other] >>= 1
-    return at
-
-
-@njit(**_COMPILE)
-def see_edges(src, dst, labels, names, counts, left, share, shares, done):  # type: ignore[no-untyped-def]
-    """Show the edges to their ends in one of ``shares`` shares of the nodes. Return the number of
-    nodes in ``done``. A node's sketch depends only on the order of its edges, not on the shares."""
-    at = 0
+def pairs_by_range(src, dst, range_of, ranges):  # type: ignore[no-untyped-def]
+    """Return each edge as two pairs of a node and its neighbour, ``[pairs, 2]``, sorted by the
+    ranges of the nodes, and the number of pairs of each range. Loops are skipped."""
+    counts = np.zeros(ranges, np.int64)
+    for i in range(len(src)):
+        if src[i] != dst[i]:
+            counts[range_of[src[i]]] += 1
+            counts[range_of[dst[i]]] += 1
+    cursor = np.cumsum(counts) - counts
+    pairs = np.empty((counts.sum(), 2), src.dtype)
     for i in range(len(src)):
         a, b = src[i], dst[i]
-        if a == b:
-            continue
-        if (a >> 4) % shares == share:
-            at = _see(a, labels[b], names, counts, left, done, at)
-        if (b >> 4) % shares == share:
-            at = _see(b, labels[a], names, counts, left, done, at)
-    return at
+        if a != b:
+            at = cursor[range_of[a]]
+            cursor[range_of[a]] += 1
+            pairs[at, 0], pairs[at, 1] = a, b
+            at = cursor[range_of[b]]
+            cursor[range_of[b]] += 1
+            pairs[at, 0], pairs[at, 1] = b, a
+    return pairs, counts
 
 
 @njit(**_COMPILE)
-def _restart(node, label, degrees, labels, names, counts, left):  # type: ignore[no-untyped-def]
-    labels[node] = label
-    left[node] = degrees[node]
-    names[node, 0] = label
-    counts[node, :] = 0
+def put_neighbours(pairs, first, starts, degrees, lengths, seen, ids):  # type: ignore[no-untyped-def]
+    """Put neighbours into the lists of the nodes from ``first`` on; ``seen`` counts those of each.
+    A list shorter than the degree gets neighbours from all of the stream. Return False if there
+    are more than ``degrees``."""
+    for i in range(0, len(pairs), 2):
+        node = pairs[i]
+        row = node - first
+        if row < 0 or row >= len(seen) or seen[row] == degrees[node]:
+            return False
+        at = np.uint64(seen[row]) * np.uint64(lengths[node]) // np.uint64(degrees[node])
+        ids[starts[row] + np.int64(at)] = pairs[i + 1]
+        seen[row] += 1
+    return True
 
 
 @njit(**_COMPILE)
-def join_clusters(nodes, degrees, weights, cap, labels, sizes, favourite, names, counts, left):  # type: ignore[no-untyped-def]
+def _count_labels(neighbours, labels, slots, names, counts):  # type: ignore[no-untyped-def]
+    """Count the neighbours' labels: ``names`` and ``counts``, in the order of the list. Return the
+    number of labels. ``slots`` is a hash table of positions in ``names``, all -1."""
+    size = 2
+    while size < 2 * len(neighbours):
+        size *= 2
+    num = 0
+    for neighbour in neighbours:
+        label = labels[neighbour]
+        slot = np.int64(label) * 0x9E3779B1 & (size - 1)
+        while slots[slot] >= 0 and names[slots[slot]] != label:
+            slot = (slot + 1) & (size - 1)
+        if slots[slot] < 0:
+            slots[slot], names[num], counts[num] = num, label, 0
+            num += 1
+        counts[slots[slot]] += 1
+    slots[:size] = -1
+    return num
+
+
+@njit(**_COMPILE)
+def _tables(lengths, dtype):  # type: ignore[no-untyped-def]
+    """Return what `_count_labels` needs for lists of such lengths."""
+    longest = np.int64(max(lengths.max(), 1))
+    return np.full(4 * longest, -1, np.int32), np.empty(longest, dtype), np.empty(longest, np.int64)
+
+
+@njit(**_COMPILE)
+def join_clusters(first, lengths, ids, weights, cap, labels, sizes, favourite):  # type: ignore[no-untyped-def]
     """Let each node join the cluster of most of its neighbours among those below ``cap``;
     ``favourite[node]`` is the cluster without that limit."""
-    for node in nodes:
-        own = labels[node]
-        best, most, like, likes = own, counts[node, 0], own, counts[node, 0]
-        for slot in range(1, names.shape[1]):
-            label, count = names[node, slot], counts[node, slot]
-            if count > likes:
-                like, likes = label, count
-            if count > most and sizes[label] + weights[node] <= cap:
-                best, most = label, count
+    slots, names, counts = _tables(lengths, labels.dtype)
+    end = np.int64(0)
+    for row in range(len(lengths)):
+        begin, end, node = end, end + np.int64(lengths[row]), first + row
+        own, num = labels[node], _count_labels(ids[begin:end], labels, slots, names, counts)
+        most = 0
+        for i in range(num):
+            if names[i] == own:
+                most = counts[i]
+        best, like, likes = own, own, most
+        for i in range(num):
+            if counts[i] > likes:
+                like, likes = names[i], counts[i]
+            if counts[i] > most and sizes[names[i]] + weights[node] <= cap:
+                best, most = names[i], counts[i]
         favourite[node] = like
         if best != own:
             sizes[own] -= weights[node]
             sizes[best] += weights[node]
-        _restart(node, best, degrees, labels, names, counts, left)
+            labels[node] = best
 
 
 @njit(**_COMPILE)
@@ -248,22 +255,36 @@ def pack(sizes, cap):  # type: ignore[no-untyped-def]
 
 
 @njit(**_COMPILE)
-def keep_crossing(src, dst, first, begin, threshold, clusters, kept, keys, at):  # type: ignore[no-untyped-def]
-    """Append edges between clusters whose key is at most ``threshold``, from ``at`` on.
+def keep_crossing(first, lengths, ids, number, degrees, clusters, kept, keys, at, limit):  # type: ignore[no-untyped-def]
+    """Append edges between clusters whose key is at most ``limit``, from ``at`` on, and halve the
+    limit whenever they are too many.
 
-    The key of an edge is the hash of its number; ``first``: number of the block's first edge.
-    Returns (end of the kept edges, edges of the block read), not all of which fit if it is full.
+    The key is the hash of the neighbour's number, ``number`` for the first one. An edge is taken
+    from the shorter of its two lists, which is complete. Return the end of the kept edges and the
+    limit.
     """
-    for i in range(begin, len(src)):
-        a, b = clusters[src[i]], clusters[dst[i]]
-        if a != b:
-            key = np.uint32(_mix(uint64(first + i)) >> uint64(32))
-            if key <= threshold:
-                if at == len(keys):
-                    return at, i
+    end = np.int64(0)
+    for row in range(len(lengths)):
+        begin, end, node = end, end + np.int64(lengths[row]), first + row
+        for i in range(begin, end):
+            other = ids[i]
+            a, b = clusters[node], clusters[other]
+            if a == b or degrees[node] > degrees[other]:
+                continue
+            key = np.uint32(_mix(uint64(number + i)) >> uint64(32))
+            if key > limit or (degrees[node] == degrees[other] and node > other):
+                continue
+            while at == len(keys):
+                limit >>= np.uint32(1)
+                at = 0
+                for k in range(len(keys)):
+                    if keys[k] <= limit:
+                        kept[0, at], kept[1, at], keys[at] = kept[0, k], kept[1, k], keys[k]
+                        at += 1
+            if key <= limit:
                 kept[0, at], kept[1, at], keys[at] = a, b, key
                 at += 1
-    return at, len(src)
+    return at, limit
 
 
 @njit(**_COMPILE)
@@ -273,21 +294,28 @@ def _overload(part, group, sizes, loads, means, mean_load):  # type: ignore[no-u
 
 
 @njit(**_COMPILE)
-def move_nodes(nodes, degrees, in_degrees, limits, labels, sizes, loads, names, counts, left):  # type: ignore[no-untyped-def]
+def move_nodes(first, lengths, ids, in_degrees, limits, labels, sizes, loads):  # type: ignore[no-untyped-def]
     """Let each node move to the part of most of its neighbours within the limits; a part's excess
-    over the mean, times the node's degree, is subtracted from its count. ``limits``: see
-    `raygnn.graph.partition.stream.Balance`."""
+    over the mean, times the length of the list, is subtracted from its count. ``limits``: see
+    `raygnn.graph.partition.stream.Balance`. Return the number of nodes that moved."""
     groups, size_limits, load_limit, means, mean_load = limits
-    for node in nodes:
+    slots, names, counts = _tables(lengths, labels.dtype)
+    end, moved = np.int64(0), 0
+    for row in range(len(lengths)):
+        begin, end, node = end, end + np.int64(lengths[row]), first + row
         own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
-        degree = np.float64(degrees[node])
-        crowded = _overload(own, group, sizes, loads, means, mean_load)
-        best, most = own, counts[node, 0] - degree * crowded
-        for slot in range(1, names.shape[1]):
-            part, count = names[node, slot], counts[node, slot]
+        num = _count_labels(ids[begin:end], labels, slots, names, counts)
+        length = np.float64(lengths[row])
+        best, most = own, -length * _overload(own, group, sizes, loads, means, mean_load)
+        for i in range(num):
+            if names[i] == own:
+                most += counts[i]
+        for i in range(num):
+            part = names[i]
             full = sizes[part, group] >= size_limits[group] or loads[part] + load > load_limit
-            if count > 0 and not full:
-                score = count - degree * _overload(part, group, sizes, loads, means, mean_load)
+            if part != own and not full:
+                crowded = _overload(part, group, sizes, loads, means, mean_load)
+                score = counts[i] - length * crowded
                 if score > most:
                     best, most = part, score
         if best != own:
@@ -295,7 +323,9 @@ def move_nodes(nodes, degrees, in_degrees, limits, labels, sizes, loads, names, 
             sizes[best, group] += 1
             loads[own] -= load
             loads[best] += load
-        _restart(node, best, degrees, labels, names, counts, left)
+            labels[node] = best
+            moved += 1
+    return moved
 
 
 @njit(**_COMPILE)

@@ -1,30 +1,25 @@
 """Assignment of nodes to parts: by METIS, at random, or by streaming.
 
-Streaming cuts few edges, with memory for the nodes only. Edges are read in passes, in any order,
-and never kept. One pass counts degrees. A few passes form clusters, each at most a small share of a
-part, by label propagation (Raghavan et al. 2007; with capped sizes Meyerhenke, Sanders & Schulz,
-"Partitioning complex networks via size-constrained clustering", 2014; semi-external Akhremtsev,
-Sanders & Schulz, "(Semi-)external algorithms for graph partitioning and clustering", 2015). One
-pass samples edges between clusters, and METIS divides that graph. More passes move nodes to the
-part of most of their neighbours, until few nodes move, within limits of balance (restreaming:
-Nishimura & Ugander 2013; balance as a price in the score: Fennel, Tsourakakis et al. 2014).
+Streaming cuts few edges, with memory for the nodes only. Edges are read twice, in any order: to
+count degrees, and to write each node's list of neighbours to disk. The lists are read in passes. A
+few passes form clusters, each at most a small share of a part, by label propagation (Raghavan et
+al. 2007; with capped sizes Meyerhenke, Sanders & Schulz, "Partitioning complex networks via
+size-constrained clustering", 2014; on disk Akhremtsev, Sanders & Schulz, "(Semi-)external
+algorithms for graph partitioning and clustering", 2015). One pass samples edges between clusters,
+and METIS divides that graph. More passes move nodes to the part of most of their neighbours, until
+few nodes move, within limits of balance (restreaming: Nishimura & Ugander 2013; balance as a price
+in the score: Fennel, Tsourakakis et al. 2014).
 
-Each node keeps a sketch of its neighbours' labels (`edge_kernels`; label propagation with such
-sketches: Sahu 2024) and decides whenever it has seen all of its edges once. It begins to count at a
-random point of the stream, so that nodes decide at different times in any order of the edges and
-see each other's decisions; label propagation in rounds would oscillate.
-
-The result depends on the order of the edges, the groups and the seed, but not on chunk sizes, the
-number of threads or earlier work of the process.
+Nodes decide one after the other, and see each other's decisions; label propagation in rounds would
+oscillate. The result depends on the order of the edges and the groups, but not on chunk sizes.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -41,22 +36,21 @@ Passes = Callable[[], Iterable[tuple[Array, Array]]]
 # Largest part over the mean, for the nodes of each group and for in-edges.
 IMBALANCE = 1.05
 
-_SLOTS = 8  # labels that a node counts at a time, 6 bytes each
 _CLUSTER_PASSES, _MOVE_PASSES = 3, 6
 # Nodes stop moving when a pass moves fewer than this fraction of them.
 _FEW = 0.01
-# METIS gets at most so many nodes, or 200 per part, and so many edges, or as many as there are
-# nodes. It must balance clusters that it cannot divide, so a cluster is at most 1/50 of a part
-# and 1/4096 of the graph.
-_COARSE_NODES, _COARSE_EDGES = 1 << 14, 1 << 20
+# METIS gets at most so many nodes, or 200 per part, and so many edges, or 64 per node. It must
+# balance clusters that it cannot divide, so a cluster is at most 1/50 of a part and 1/4096 of the
+# graph.
+_COARSE_NODES, _COARSE_EDGES, _EDGES_OF_A_NODE = 1 << 14, 1 << 20, 64
 _CLUSTERS_OF_A_PART, _CLUSTERS = 50, 1 << 12
 # Fewest nodes of the graph of clusters that METIS divides.
 _METIS_NODES = 1 << 10
-# Edges of a block, between which nodes decide; in a small graph, 1/64 of its edges.
-_BLOCK, _SMALL_BLOCK = 1 << 18, 1 << 6
-_THREADED_BLOCK = 1 << 15
-_MAX_THREADS = 8
-_CHUNK = 1 << 18  # edges copied at a time
+# A node with more neighbours keeps so many, spread evenly over its list.
+_NEIGHBOURS = 1 << 16
+_CHUNK = 1 << 20  # edges or neighbours in memory at once
+# Lists are sorted by ranges of nodes: at least so many neighbours each, at most so many ranges.
+_RANGE, _RANGES = 1 << 22, 128
 
 
 def assign(
@@ -64,6 +58,7 @@ def assign(
     parts: int,
     method: str,
     seed: int,
+    scratch: Path,
     progress: Callable[[str], object] | None = None,
     passes: Passes | None = None,
 ) -> dict[str, IntArray]:
@@ -73,8 +68,9 @@ def assign(
     training nodes, and at most 1.2 times its share of the edges if METIS manages that. ``stream``
     cuts about as few with far less memory (`assign_by_streaming`); no part has more than 1.05 times
     its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most one
-    node. With ``stream``, ``progress`` is called with ``"pass 3 of at most 11"``, and ``passes``
-    yields the edges, in order, if those of ``data`` are not in memory.
+    node. ``stream`` keeps files in the directory ``scratch`` and calls ``progress`` with
+    ``"pass 3 of at most 12"``; ``passes`` yields the edges, in order, if those of ``data`` are not
+    in memory.
     """
     num, frames = data.num_nodes, list(data.nodes.values())
     if parts == 1:
@@ -86,7 +82,7 @@ def assign(
         masks = [(frame.num, frame.data.get("train_mask")) for frame in frames]
         types = [(n, None if mask is None else np.asarray(mask, bool)) for n, mask in masks]
         groups, passes = balance_groups(types, parts), passes or partial(in_one_space, data)
-        found = assign_by_streaming(num, passes, parts, groups=groups, seed=seed, progress=progress)
+        found = assign_by_streaming(num, passes, parts, scratch, groups=groups, progress=progress)
         flat = found.astype(np.int64)
     elif parts >= num:  # METIS leaves some nodes without a valid part
         flat = np.arange(num)
@@ -110,32 +106,31 @@ def assign_by_streaming(
     num_nodes: int,
     passes: Passes,
     parts: int,
+    scratch: Path,
     *,
     groups: Array | None = None,
-    seed: int = 0,
-    threads: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Array:
-    """Assign every node to a part, reading the edges 6 to 11 times.
+    """Assign every node to a part.
 
     Args:
         num_nodes: of all types, one type after the other.
-        passes: each call yields the edges again, in the same order: chunks of any size of
-            (source, destination) ids, integers ``0 … num_nodes-1``. Loops are ignored; duplicate
-            edges and edges in both directions count several times.
+        passes: called twice; yields the edges, in the same order: chunks of any size of (source,
+            destination) ids, integers ``0 … num_nodes-1``. Loops are ignored; duplicate edges and
+            edges in both directions count several times.
+        scratch: directory for files of 24 bytes per edge (48 from 2³¹ nodes on), which are removed.
         groups: small unsigned integers ``[num_nodes]``, see `balance_groups`; None = one group.
-        threads: None = one per core, at most 8.
-        progress: called with ``"pass 3 of at most 11"``.
+        progress: called with ``"pass 3 of at most 12"``.
 
     Returns:
         uint8 ``[num_nodes]``, uint16 from 257 parts on. A part has at most 1.05 times the mean
         number of nodes of each group (or the mean rounded up), and at most 1.05 times the mean
         in-edges, or the mean plus the largest in-degree.
 
-    Memory: about 85 bytes per node, and 80 MB.
+    Memory: about 45 bytes per node, and 80 MB.
 
     Raises:
-        ValueError: ids are out of range, or a pass yields other edges than the first.
+        ValueError: ids are out of range, or the second pass yields other edges than the first.
         DataError: METIS failed.
     """
     groups = np.zeros(num_nodes, np.uint8) if groups is None else groups
@@ -144,19 +139,18 @@ def assign_by_streaming(
         ids = np.arange(num_nodes) if parts > 1 else np.zeros(num_nodes)
         return ids.astype(np.min_scalar_type(parts - 1))
     most = max(_COARSE_NODES, 4 * _CLUSTERS_OF_A_PART * parts)
-    reads = 2 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
+    reads = 3 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
     tell = progress or (lambda text: None)
     announced = (tell(f"pass {number} of at most {reads}") for number in itertools.count(1))
-    threads = threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-    edges = _EdgePasses(num_nodes, passes, seed, threads, announced)
-    balance = Balance(groups, edges.in_degrees, parts)
-    clusters, count = _clusters(edges, parts, most)
-    coarse = _coarse_graph(edges, clusters, count)
-    labels = _divide(coarse, clusters, balance)[clusters].astype(edges.index)
-    del clusters, coarse
-    balance.count(labels)
-    balance.enforce_limits(labels, edges.degrees)
-    _refine(edges, balance, labels)
+    with NeighbourLists(num_nodes, passes, scratch, announced) as lists:
+        balance = Balance(groups, lists.in_degrees, parts)
+        clusters, count = _clusters(lists, parts, most)
+        coarse = _coarse_graph(lists, clusters, count)
+        labels = _divide(coarse, clusters, balance)[clusters].astype(lists.index)
+        del clusters, coarse
+        balance.count(labels)
+        balance.enforce_limits(labels, lists.degrees)
+        _refine(lists, balance, labels)
     return labels.astype(np.min_scalar_type(parts - 1))
 
 
@@ -176,102 +170,103 @@ def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Arr
     return groups.astype(np.min_scalar_type(max(last - 1, 0)))
 
 
-class _EdgePasses:
-    """Edges, read in passes, and the nodes' sketches of them; ``degrees`` are without loops."""
+class NeighbourLists:
+    """The lists of all nodes' neighbours, in a file, without loops.
 
-    def __init__(
-        self, num_nodes: int, passes: Passes, seed: int, threads: int, announced: Iterator[object]
-    ):
-        self._passes, self._seed, self._announced = passes, seed, announced
-        self.num = -1  # until they have been counted
-        self.index = index_type(num_nodes)
-        self.num_nodes = num_nodes
+    Attributes:
+        degrees, in_degrees: of the nodes, uint32; ``degrees`` are without loops.
+        index: dtype of node ids.
+    """
+
+    def __init__(self, num_nodes: int, passes: Passes, scratch: Path, announced: Iterator[object]):
+        self._passes, self._announced = passes, announced
+        self._pairs, self._file = scratch / "pairs", scratch / "neighbours"
+        self.num_nodes, self.index = num_nodes, index_type(num_nodes)
         self.degrees, self.in_degrees = (np.zeros(num_nodes, np.uint32) for _ in range(2))
-        num = 0
-        for src, dst in self.blocks(_BLOCK):
-            edge_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
-            num += len(src)
-        self.num = num
-        self._block = min(max(num // 64, _SMALL_BLOCK), _BLOCK)
-        self._threads = threads if self._block >= _THREADED_BLOCK else 1
 
-    def blocks(self, size: int) -> Iterator[tuple[Array, Array]]:
-        """Yield the edges in blocks of equal size, except the last, for any size of the chunks."""
+    def __enter__(self) -> NeighbourLists:
+        try:
+            for src, dst in self._chunks():
+                edge_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
+            self._write()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pairs.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
+
+    def _chunks(self) -> Iterator[tuple[Array, Array]]:
         next(self._announced)
-        buffer = np.empty((2, size), self.index)
-        at = seen = 0
-        for src, dst in self._passes():
-            for ids in (src, dst):
+        for ends in self._passes():
+            for ids in ends:
                 if len(ids) and (ids.min() < 0 or ids.max() >= self.num_nodes):
                     raise ValueError(f"ids of nodes are not all from 0 to {self.num_nodes - 1}")
-            begin = 0
-            while begin < len(src):
-                step = min(size - at, len(src) - begin)
-                buffer[0, at : at + step] = src[begin : begin + step]
-                buffer[1, at : at + step] = dst[begin : begin + step]
-                at, begin = at + step, begin + step
-                if at == size:
-                    yield buffer[0], buffer[1]
-                    at = 0
-            seen += len(src)
-        if at:
-            yield buffer[0, :at], buffer[1, :at]
-        if self.num not in (-1, seen):
-            raise ValueError(f"a pass has {seen} edges, the first had {self.num}")
+            for begin in range(0, len(ends[0]), _CHUNK):
+                src, dst = (ids[begin : begin + _CHUNK].astype(self.index) for ids in ends)
+                yield src, dst
 
-    def propagate(
-        self, labels: Array, passes: int, decide: Callable[..., None], few: float = 0.0
-    ) -> None:
-        """Propagate labels: show nodes their neighbours' labels, and let them decide on their own.
+    def _write(self) -> None:
+        """Write the lists: pairs of a node and a neighbour by ranges of nodes, then each range."""
+        before = np.cumsum(self.degrees, dtype=np.int64) - self.degrees
+        total = int(self.degrees.sum(dtype=np.int64))
+        range_of = (before // max(_RANGE, -(-total // _RANGES))).astype(np.uint8)
+        ranges = int(range_of[-1]) + 1
+        nodes = np.searchsorted(range_of, np.arange(ranges + 1))
+        starts = np.append(before[nodes[:-1]], total)
+        del before
+        ends, bytes_of_pair = starts[:-1].copy(), 2 * np.dtype(self.index).itemsize
+        with self._pairs.open("wb") as file:
+            for src, dst in self._chunks():
+                pairs, counts = edge_kernels.pairs_by_range(src, dst, range_of, ranges)
+                for number, some in enumerate(np.split(pairs, np.cumsum(counts)[:-1])):
+                    file.seek(int(ends[number]) * bytes_of_pair)
+                    file.write(some.data)
+                ends += counts
+        lengths = np.minimum(self.degrees, _NEIGHBOURS)
+        complete = np.array_equal(ends, starts[1:])
+        with self._pairs.open("rb") as source, self._file.open("wb") as file:
+            for first, last, num in zip(nodes[:-1], nodes[1:], np.diff(starts), strict=True):
+                at = np.cumsum(lengths[first:last], dtype=np.int64) - lengths[first:last]
+                ids = np.zeros(int(lengths[first:last].sum(dtype=np.int64)), self.index)
+                seen = np.zeros(last - first, np.uint32)
+                for begin in range(0, int(num), _CHUNK):
+                    pairs = np.fromfile(source, self.index, 2 * min(_CHUNK, int(num) - begin))
+                    complete = complete and edge_kernels.put_neighbours(
+                        pairs, first, at, self.degrees, lengths, seen, ids
+                    )
+                file.write(ids.data)
+        if not complete:
+            raise ValueError("the second pass over the edges yields other edges than the first")
+        self._pairs.unlink()
+        ends = np.cumsum(lengths, dtype=np.int64)
+        cuts = np.searchsorted(ends, np.arange(_CHUNK, ends[-1], _CHUNK)) + 1
+        self._blocks = np.unique([0, *cuts, self.num_nodes])
 
-        ``decide(nodes, names, counts, left)`` is called between blocks with the nodes that have
-        seen all of their edges, in ascending order; it sets their labels and resets their sketches.
-        A pass that changes fewer labels than this fraction of the nodes is the last one.
-        """
-        names = np.zeros((self.num_nodes, _SLOTS), self.index)
-        names[:, 0] = labels
-        counts = np.zeros((self.num_nodes, _SLOTS), np.uint16)
-        left = np.zeros(self.num_nodes, np.uint32)
-        edge_kernels.first_turns(self.degrees, self._seed, left)
-        ready = np.empty((self._threads, 2 * self._block), self.index)
-
-        def see(share: int, block: tuple[Array, Array]) -> Array:
-            end = edge_kernels.see_edges(
-                *block, labels, names, counts, left, share, self._threads, ready[share]
-            )
-            return ready[share, :end]
-
-        with ThreadPoolExecutor(self._threads, "stream") as pool:
-            for _ in range(passes):
-                changed = 0
-                for block in self.blocks(self._block):
-                    shares = list(pool.map(see, range(self._threads), itertools.repeat(block)))
-                    nodes = np.concatenate(shares)
-                    nodes.sort()
-                    before = labels[nodes]
-                    decide(nodes, names, counts, left)
-                    changed += int(np.count_nonzero(labels[nodes] != before))
-                if changed < few * self.num_nodes:
-                    break
+    def blocks(self) -> Iterator[tuple[int, Array, Array]]:
+        """Yield consecutive nodes: the first one, lengths of their lists, and the lists."""
+        next(self._announced)
+        with self._file.open("rb") as file:
+            for first, last in itertools.pairwise(self._blocks.tolist()):
+                lengths = np.minimum(self.degrees[first:last], _NEIGHBOURS)
+                yield first, lengths, np.fromfile(file, self.index, int(lengths.sum()))
 
 
-def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
-    num = edges.num_nodes
-    labels = np.arange(num, dtype=edges.index)
-    if num <= most or not edges.num:
+def _clusters(lists: NeighbourLists, parts: int, most: int) -> tuple[Array, int]:
+    num, num_edges = lists.num_nodes, int(lists.in_degrees.sum(dtype=np.int64))
+    labels = np.arange(num, dtype=lists.index)
+    if num <= most or not num_edges:
         return labels, num
     # nodes and in-edges alike
-    weights = 1 + edges.in_degrees.astype(np.int64) * num // edges.num
+    weights = 1 + lists.in_degrees.astype(np.int64) * num // num_edges
     cap = max(int(weights.sum()) // max(_CLUSTERS_OF_A_PART * parts, _CLUSTERS), 1)
-    weights = np.minimum(weights, cap).astype(edges.index)
+    weights = np.minimum(weights, cap).astype(lists.index)
     sizes, favourite = weights.copy(), labels.copy()
-
-    def join(nodes: Array, *sketches: Array) -> None:
-        edge_kernels.join_clusters(
-            nodes, edges.degrees, weights, cap, labels, sizes, favourite, *sketches
-        )
-
-    edges.propagate(labels, _CLUSTER_PASSES, join)
+    for _ in range(_CLUSTER_PASSES):
+        for block in lists.blocks():
+            edge_kernels.join_clusters(*block, weights, cap, labels, sizes, favourite)
     return _merge(labels, sizes, favourite, cap, most)
 
 
@@ -298,24 +293,17 @@ def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -
     return bins[numbers], int(bins.max()) + 1
 
 
-def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> csr_array:
+def _coarse_graph(lists: NeighbourLists, clusters: Array, count: int) -> csr_array:
     """Build the graph of the clusters from a sample of the edges between them, those with the
     smallest keys, which are hashes of their numbers. Weights count parallel edges."""
-    kept = np.empty((2, max(_COARSE_EDGES, edges.num_nodes)), edges.index)
+    kept = np.empty((2, max(_COARSE_EDGES, _EDGES_OF_A_NODE * count)), lists.index)
     keys = np.empty(kept.shape[1], np.uint32)
-    threshold, at, first = np.uint32(2**32 - 1), 0, 0
-    for src, dst in edges.blocks(_BLOCK):
-        begin = 0
-        while begin < len(src):
-            at, begin = edge_kernels.keep_crossing(
-                src, dst, first, begin, threshold, clusters, kept, keys, at
-            )
-            if begin < len(src):  # the sample is full
-                threshold >>= np.uint32(1)
-                small = np.flatnonzero(keys <= threshold)
-                at = len(small)
-                kept[:, :at], keys[:at] = kept[:, small], keys[small]
-        first += len(src)
+    at, limit, number = 0, np.uint32(2**32 - 1), 0
+    for block in lists.blocks():
+        at, limit = edge_kernels.keep_crossing(
+            *block, number, lists.degrees, clusters, kept, keys, at, limit
+        )
+        number += len(block[2])
     src, dst = kept[:, :at]
     ends = np.concatenate([src, dst]), np.concatenate([dst, src])
     ones = np.ones(2 * at, np.int32)
@@ -340,16 +328,15 @@ def _divide(coarse: csr_array, clusters: Array, balance: Balance) -> IntArray:
     return divide((coarse.indptr, coarse.indices), parts, weights, None, what, coarse.data)
 
 
-def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
+def _refine(lists: NeighbourLists, balance: Balance, labels: Array) -> None:
     """Move nodes to the parts of most of their neighbours, in place."""
     means = balance.means, balance.mean_load
     limits = balance.groups, balance.size_limits, balance.load_limit, *means
-
-    def move(nodes: Array, *sketches: Array) -> None:
-        counts = labels, balance.sizes, balance.loads
-        edge_kernels.move_nodes(nodes, edges.degrees, edges.in_degrees, limits, *counts, *sketches)
-
-    edges.propagate(labels, _MOVE_PASSES, move, _FEW)
+    state = lists.in_degrees, limits, labels, balance.sizes, balance.loads
+    for _ in range(_MOVE_PASSES):
+        moved = sum(edge_kernels.move_nodes(*block, *state) for block in lists.blocks())
+        if moved < _FEW * lists.num_nodes:
+            break
 
 
 class Balance:
