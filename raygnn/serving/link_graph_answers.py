@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -48,11 +47,7 @@ class LinkAnswers:
         assert isinstance(model, EdgeModel)
         self._ends = self._plane.etype[0], self._plane.etype[2]
         nodes = {t: shard.first(t) + np.arange(shard.owned(t)) for t in self._ends}
-        with ExitStack() as held:
-            inference = self._plane.inference
-            held.enter_context(inference.represented(model.encoder, nodes))
-            self._rows = inference.represent(model.encoder, nodes)
-            held.pop_all()  # every search reads the rows, so they are never released
+        self._rows = self._plane.inference.represent(model.encoder, nodes)
         self._decoder = copy.deepcopy(model.decoder).float().eval()
         self._search = lru_cache(_SEARCHES)(self._new_search)
 
@@ -117,7 +112,8 @@ class LinkAnswers:
 
     def _new_search(self, relation: str | None, known: bool) -> Recommender:
         lists = TopLists(1, known=not known, relation=relation)
-        return Recommender(*self._model.opened, replace(self._request, lists=lists))
+        request = replace(self._request, lists=lists)
+        return Recommender(*self._model.opened, request, rows=self._rows)
 
 
 class GraphAnswers:

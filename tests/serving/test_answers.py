@@ -176,6 +176,7 @@ def test_links(tmp_path: Path) -> None:
     config = config_of(tmp_path, "links", task=LINKS, **given)
     run = train_on_ranks(config)
     model = serve(run)
+    model._plane.inference._layer_by_layer = Mock(side_effect=AssertionError("computed again"))
     assert model.schema()["relations"] == ["0", "1", "2", "3"]
     for relation in ("0", "3"):
         for known in (True, False):

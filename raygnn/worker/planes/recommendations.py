@@ -13,6 +13,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.models.heads import EdgeModel
 from raygnn.sampling.negatives import KnownEdges
+from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import MultitaskTask, TaskModule
 from raygnn.tasks.top import Search
 from raygnn.worker.job import Request
@@ -28,6 +29,8 @@ from raygnn.worker.planes.prediction_rows import (
 )
 from raygnn.worker.planes.seed_times import times_of
 
+_NONE = np.empty(0, np.int64)
+
 
 class Recommender:
     """Searches the best targets of sources. Collective.
@@ -37,14 +40,20 @@ class Recommender:
     Args:
         plane: plane of the task, or of several tasks, one of them named by the request.
         sources: positions int64 ``[n]`` of this rank's sources, whose rows are computed with the
-            candidates' rows.
+            candidates' rows, unless these are given.
+        rows: rows of all sources and candidates, by node type.
 
     Raises:
         InputError: a candidate or the relation does not exist.
     """
 
     def __init__(
-        self, plane: Any, task: TaskModule, request: Request, sources: np.ndarray | None = None
+        self,
+        plane: Any,
+        task: TaskModule,
+        request: Request,
+        sources: np.ndarray = _NONE,
+        rows: dict[str, NodeRows] | None = None,
     ):
         lists = request.lists
         assert lists is not None
@@ -55,10 +64,10 @@ class Recommender:
         self.relation = relation_of(lists.relation, plane.target.relation, words, plane.relations)
         self._weights, first = request.weights.path, shard.first(target)
         among = _candidates(plane, lists.candidates, target)
-        source, nodes = plane.etype[0], [{target: among + first}]
-        if sources is not None:
-            nodes.insert(0, {source: shard.first(source) + sources})
-        self.rows = plane.inference.represent(task.model.encoder, union(nodes))
+        if rows is None:
+            nodes = {plane.etype[0]: shard.first(plane.etype[0]) + sources}, {target: among + first}
+            rows = plane.inference.represent(task.model.encoder, union(nodes))
+        self.rows = rows
         self._names = shard.original[target][among]
         self.search = Search(
             plane.control,
@@ -127,7 +136,7 @@ def _candidates(plane: EdgePlane, candidates: Any, ntype: str) -> np.ndarray:
 def _known(plane: EdgePlane, known: bool, relation: int) -> KnownEdges:
     """Return the pairs that are not recommended, with this rank's targets."""
     edges, shard, kinds = plane.edges, plane.shard, plane.kinds()
-    keys, nodes = np.empty(0, np.int64), np.empty(0, np.int64)
+    keys = nodes = _NONE
     if known:
         keys, nodes = edges.src * plane.relations + (0 if kinds is None else kinds), edges.dst
         when = plane.when
