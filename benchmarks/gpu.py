@@ -54,7 +54,7 @@ from raygnn.config.model import read_model
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.sources import planted
 from raygnn.graph.staging.shard import InEdgeLists, Shard
-from raygnn.models.kernels.message_passing import NATIVE
+from raygnn.models.message_passing import NATIVE
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Batch, Block

@@ -89,7 +89,7 @@ PRIVATE_ONLY_IN = ("compat", "graph.dgl")  # packages and modules; the latter DG
 NOT_PUBLIC = re.compile(r"\.(found_inf|grad_scale|epoch_loop|optim_progress)\b|['\"]loops['\"]")
 CHANGED_DICT = re.compile(r"(?:vars\((\w+)\)|(\w+)\.__dict__)(?:\[[^]]+\] = |\.(?:update|pop)\()")
 # Modules that change the `__dict__` of objects of our own classes.
-CHANGE_OURS = ("models.kernels.message_passing", "sampling.batch", "worker.comm.process_groups")
+CHANGE_OURS = ("models.message_passing", "sampling.batch", "worker.comm.process_groups")
 
 
 def module_name(file: Path) -> str:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows, widened
 from raygnn.models.linear import transform
+from raygnn.models.message_passing import NATIVE, Kernels, edge_rows, widened
 from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, key, linears
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 

@@ -1,4 +1,4 @@
-"""Convolutions of one edge type in one layer. Shapes as in `models.kernels.message_passing`.
+"""Convolutions of one edge type in one layer. Shapes as in `models.message_passing`.
 
 GCN, GraphSAGE and GIN are *linear*: the sources are aggregated per destination, then `finish`
 computes the rows that the layer's weight matrix is applied to. The first step has no parameters, so
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce, edge_rows
 from raygnn.models.linear import Dropout, join, linear, transform
+from raygnn.models.message_passing import NATIVE, Kernels, Reduce, edge_rows
 from raygnn.models.norm import norm, normalise
 from raygnn.sampling.batch import Adjacency
 

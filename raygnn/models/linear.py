@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from raygnn.compat import linear_of_mkldnn
-from raygnn.models.kernels import compiled
+from raygnn.models import compiled
 
 # numbers of rows in oneDNN's products are multiples of _EVEN, or powers of 2 of at least _LEAST
 _EVEN, _LEAST = 512, 16

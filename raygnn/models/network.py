@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from raygnn.config.model import FamilyConfig
 from raygnn.models.convolutions import CombineKind
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce, widened
 from raygnn.models.linear import Dropout, join
+from raygnn.models.message_passing import NATIVE, Kernels, Reduce, widened
 from raygnn.models.norm import activation, drop_biases, norm, normalise, repeated
 from raygnn.models.typed_layers import (
     Combined,

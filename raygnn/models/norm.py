@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from raygnn.models.kernels.message_passing import widened
+from raygnn.models.message_passing import widened
 
 # sums values over the ranks, in place; arguments: values, and the pass, "forward" or "backward"
 Sum = Callable[[Tensor, str], Tensor]

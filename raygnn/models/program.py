@@ -17,7 +17,7 @@ from raygnn.errors import CapabilityError, error_text
 from raygnn.models.convolutions import GCNConv
 from raygnn.models.decoders import Decoder
 from raygnn.models.heads import EdgeModel, MultitaskModel, NodeHead
-from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels
+from raygnn.models.message_passing import NATIVE, SCATTER, Kernels
 from raygnn.models.network import Direct, GraphNetwork, Network, Typed, members
 from raygnn.models.typed_layers import Hidden, LightGCNLayer, key
 from raygnn.sampling.batch import Adjacency, Block, etype_str

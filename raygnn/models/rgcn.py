@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows
 from raygnn.models.linear import affine, join, linear
+from raygnn.models.message_passing import NATIVE, Kernels, edge_rows
 from raygnn.models.typed_layers import Hidden, Layer, key, linears, weight_of
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 

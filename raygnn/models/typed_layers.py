@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from raygnn import compat
 from raygnn.models.convolutions import CombineKind, LinearConv, full_degree, wide
-from raygnn.models.kernels.message_passing import NATIVE, Kernels
 from raygnn.models.linear import affine
+from raygnn.models.message_passing import NATIVE, Kernels
 from raygnn.models.norm import BatchNorm, drop_biases
 from raygnn.sampling.batch import Block, EdgeType
 

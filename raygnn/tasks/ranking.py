@@ -27,8 +27,8 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
 from raygnn.graph.staging.shard import SPLIT
+from raygnn.models.compiled import keep_best
 from raygnn.models.decoders import ROWS, Decoder
-from raygnn.models.kernels.compiled import keep_best
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, KnownEdges, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges

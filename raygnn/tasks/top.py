@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raygnn.config.task import TOP_METRICS
+from raygnn.models.compiled import keep_best
 from raygnn.models.decoders import ROWS, Decoder
-from raygnn.models.kernels.compiled import keep_best
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import KnownEdges
 

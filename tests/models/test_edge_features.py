@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raygnn.graph.dgl import dgl
 from raygnn.models.attention_layers import HGTLayer
 from raygnn.models.convolutions import GATConv, GINConv, SAGEConv
-from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels, Reduce
+from raygnn.models.message_passing import NATIVE, SCATTER, Kernels, Reduce
 from raygnn.models.network import TimeEncoding
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.models.typed_layers import LayerSpec, key

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from raygnn.config.model import ModelConfig, read_model
 from raygnn.errors import CapabilityError
+from raygnn.models import message_passing
 from raygnn.models.decoders import make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel, MultitaskModel, NodeHead
-from raygnn.models.kernels import message_passing
 from raygnn.models.network import Direct, GraphSchema, Schema
 from raygnn.models.program import InputSpec, Program, check, describe_inputs, programs, trace, write
 from raygnn.models.registry import (

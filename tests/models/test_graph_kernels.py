@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raygnn.models.kernels import message_passing
-from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels, by_source
+from raygnn.models import message_passing
+from raygnn.models.message_passing import NATIVE, SCATTER, Kernels, by_source
 from raygnn.sampling.batch import Adjacency
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}

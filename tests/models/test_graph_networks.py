@@ -15,7 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.dgl import dgl
-from raygnn.models.kernels.message_passing import NATIVE, SCATTER
+from raygnn.models.message_passing import NATIVE, SCATTER
 from raygnn.models.network import GraphNetwork, GraphSchema, members, pool
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import GraphBatch

@@ -17,8 +17,8 @@ from raygnn.config.model import read_model
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
 from raygnn.models.convolutions import GCNConv, GINConv, SAGEConv
-from raygnn.models.kernels.message_passing import NATIVE, SCATTER
 from raygnn.models.linear import Dropout
+from raygnn.models.message_passing import NATIVE, SCATTER
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import norm
 from raygnn.models.registry import build_model

@@ -19,7 +19,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import InputError
 from raygnn.graph.partition.layout import read_meta
-from raygnn.models.kernels.compiled import keep_best
+from raygnn.models.compiled import keep_best
 from raygnn.prediction import request as request_of
 from raygnn.runs.run import Run
 from raygnn.tasks import top

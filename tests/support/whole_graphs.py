@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.dgl import dgl
-from raygnn.models.kernels.message_passing import Kernels
+from raygnn.models.message_passing import Kernels
 from raygnn.models.network import GraphSchema
 from raygnn.sampling.batch import EdgeType, GraphBatch
 

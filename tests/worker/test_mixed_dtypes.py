@@ -103,7 +103,7 @@ def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
 
 def test_sums_of_bf16_are_made_in_fp32() -> None:
     """A thousand ones sum to a thousand, not to 256, where bf16 stops counting."""
-    from raygnn.models.kernels.message_passing import NATIVE
+    from raygnn.models.message_passing import NATIVE
     from raygnn.sampling.batch import Adjacency
 
     adj = Adjacency(torch.tensor([0, 1000]), torch.zeros(1000, dtype=torch.int64))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from raygnn.compat import weight_gradient_of_bags
-from raygnn.models.kernels import compiled
+from raygnn.models import compiled
 from raygnn.sampling.batch import Adjacency
 
 Reduce = Literal["sum", "mean", "max"]
