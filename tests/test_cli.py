@@ -583,7 +583,7 @@ def test_config_schema(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     """A storage with one finished run, ``first``."""
-    with RunDir.create(str(tmp_path / "runs"), "first") as run:
+    with RunDir(str(tmp_path / "runs"), "first") as run:
         run.begin({"name": "first"})
         run.update_summary(status="done", steps=1234, metrics={"test/accuracy": 0.8149})
     return tmp_path / "runs"
@@ -607,7 +607,7 @@ def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_tasks_metric_is_listed(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with RunDir.create(str(storage), "third") as run:
+    with RunDir(str(storage), "third") as run:
         run.begin({"name": "third"})
         metrics = {"test/hits@1": 0.25, "test/mrr": 0.5, "val/mrr": 0.75}
         run.update_summary(status="done", metrics=metrics, metric="mrr")
@@ -676,7 +676,7 @@ def test_jobs_of_the_checkout_are_valid(job: Path) -> None:
 def test_a_run_that_is_over_is_not_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RunDir.create(str(tmp_path), "ended") as run:
+    with RunDir(str(tmp_path), "ended") as run:
         run.begin({"name": "ended"})
         run.update_summary(status="done")
     assert main(["stop", "ended", "--storage", str(tmp_path)]) == 2
@@ -690,7 +690,7 @@ def test_a_run_here_is_stopped(
 ) -> None:
     kill, sent = os.kill, list[int]()
     with ExitStack() as command:
-        run = command.enter_context(RunDir.create(str(tmp_path), "going"))
+        run = command.enter_context(RunDir(str(tmp_path), "going"))
         run.begin({"name": "going"})
 
         def end(process: int, number: int) -> None:
@@ -713,7 +713,7 @@ def test_only_the_process_that_holds_a_run_is_stopped(
     lock: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The owner of a run can write any process into its lock file."""
-    with RunDir.create(str(tmp_path), "made") as run:
+    with RunDir(str(tmp_path), "made") as run:
         run.begin({"name": "made"})
     file = run.path / ".lock"
     with open(file, "r+") as held:

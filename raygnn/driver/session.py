@@ -223,7 +223,7 @@ def session_beside(
     if beside.is_symlink():  # it may lead to other runs, which would be removed
         raise InputError("this is a symbolic link", where=str(beside), remedy="remove it")
     with (
-        RunDir.create(beside, config.name, mode="overwrite") as run,
+        RunDir(beside, config.name, mode="overwrite") as run,
         _cleared(run),
         Session(
             config,

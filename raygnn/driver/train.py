@@ -88,7 +88,7 @@ def train(
     show = display_of(display, verbose)
     check_packages(config)
     with (
-        RunDir.create(
+        RunDir(
             config.local_storage,
             config.name,
             mode="resume" if resume else "overwrite" if overwrite else "new",

@@ -128,8 +128,8 @@ class Display:
                 self._line(line)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table, or that there are no rows; columns of numbers are flush right. Cells are
-        folded between words only; if a word is too wide, each row is a block of lines."""
+        """Print a table, or ``no <title>`` without rows; columns of numbers are flush right. Cells
+        are folded between words only; if a word is too wide, each row is a block of lines."""
         if not rows:
             self._line(f"no {title}")
             return
@@ -153,8 +153,8 @@ class Display:
         self.console.print(table)
 
     def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
-        """Print the outcome of a run. ``summary``: ``summary.json``, of which any key may be
-        missing; ``path``: run directory, or its URI."""
+        """Print the outcome of a run. ``summary``: ``summary.json``; any key may be missing.
+        ``path``: run directory, or its URI."""
         rows = {"status": str(summary.get("status", "done"))}
         metrics = _sorted_metrics(summary.get("metrics") or {})
         rows |= {name: f"{value:.4f}{of_class(name, summary)}" for name, value in metrics}

@@ -55,8 +55,8 @@ _MOST_AT_ONCE = 4 * 2**20  # bytes that are read
 
 
 class MetricsWriter:
-    """Writer of records, each of which is in the file when :meth:`write` returns, unless the
-    storage is full: then it waits for the next call. ``keep``: last step whose records of earlier
+    """Writer of records. A record is in the file when :meth:`write` returns, unless the storage
+    is full: then it waits for the next call. ``keep``: last step whose records of earlier
     attempts are kept, so that a resumed run has each step once; None = keep none. ``patience``:
     seconds to wait for storage that is full or away."""
 
@@ -109,8 +109,8 @@ class MetricsTail:
         none at its end.
 
         A file that shrank, since a run resumed from an earlier step, is read again, even if it has
-        grown meanwhile, without the lines that were already returned. Lines that are no record are
-        skipped, since a display must not end a training.
+        grown since, without the lines that were already returned. Invalid lines are skipped, since
+        a display must not end a training.
         """
         more, records = True, list[Record]()
         while more and not records:
@@ -159,8 +159,8 @@ def newest(path: Path) -> Record | None:
 
 
 def last_lines(path: Path, most: int) -> list[bytes]:
-    """Return the complete lines in the last ``most`` bytes of a file, the first of which may be
-    truncated; none if the file cannot be read."""
+    """Return the complete lines in the last ``most`` bytes of a file; the first one may be
+    truncated. Returns none if the file cannot be read."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))

@@ -28,7 +28,7 @@ class OutputLost(Interrupted):
             f"standard output cannot be written: {error.strerror}",
             remedy="free space, or send it to a process that reads it",
         )
-        # True if the reader (head, less) has exited, which needs no message
+        # True if the reader (head, less) has exited: no message is needed
         self.quiet = error.errno == errno.EPIPE
         if self.quiet:
             self.exit_code = 128 + signal.SIGPIPE

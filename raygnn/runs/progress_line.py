@@ -36,7 +36,7 @@ class ProgressLine:
 
     @classmethod
     def read(cls, line: str) -> ProgressLine | None:
-        """Parse a line that another command has printed; None if it is no progress line."""
+        """Parse a line that another command has printed; None if it is not a progress line."""
         match = _LINE.fullmatch(line.rstrip())
         if match is None:
             return None

@@ -6,7 +6,7 @@ import difflib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +44,6 @@ from raygnn.util.locks import LOCK, Holder, holder
 if TYPE_CHECKING:
     import pandas
 
-_LARGEST_SEARCH = 2**26  # bytes
 _SHOWN = 200  # characters of a name that is too long
 _LAST = 4000  # characters of the output of a command without a result
 _GRACE = 90.0  # seconds for a command to end Ray and its workers
@@ -177,7 +176,7 @@ class Run:
         can also be a list, and ``rows`` a data frame; an unknown label is NaN. ``overrides``: keys
         of the run, such as ``cluster.workers=1``; ``timeout``: seconds.
         """
-        return self._rows("predict", **_options(locals()))
+        return self._rows("predict", locals())
 
     def recommend(
         self,
@@ -197,13 +196,13 @@ class Run:
         """Return the ``k`` best targets of each source, by a run of link prediction; options,
         columns and errors as in `raygnn.recommend`, with lists of ids in place of files,
         ``overrides`` and ``timeout`` as in `predict`."""
-        return self._rows("recommend", **_options(locals()))
+        return self._rows("recommend", locals())
 
     def explain(self, *ids: int | str, **options: Any) -> pandas.DataFrame:
         """Return how much features, neighbours and edges contribute to predictions for nodes;
         ``options`` (``k``, ``fanout``, ``task``, ``at``, ``trust``) and columns as in
         `raygnn.explain`, ``overrides`` and ``timeout`` as in `predict`."""
-        return self._rows("explain", ids=ids, **options)
+        return self._rows("explain", dict(ids=ids, **options))
 
     def embed(
         self,
@@ -219,7 +218,7 @@ class Run:
         """Compute embeddings of nodes or graphs, the tested model's output before its last layer;
         options, columns and errors as in `raygnn.embed`, ``overrides`` and ``timeout`` as in
         `predict`."""
-        return self._rows("embed", **_options(locals()))
+        return self._rows("embed", locals())
 
     def evaluate(
         self,
@@ -235,27 +234,27 @@ class Run:
     ) -> dict[str, float]:
         """Evaluate the tested weights on a split; metrics are named as in `summary`. Options and
         errors as in `raygnn.evaluate`, ``rows``, ``overrides`` and ``timeout`` as in `predict`."""
-        metrics: dict[str, float] = self._ask("evaluate", **_options(locals()))["metrics"]
+        metrics: dict[str, float] = self._ask("evaluate", locals())["metrics"]
         return metrics
 
-    def _rows(self, verb: str, **options: Any) -> pandas.DataFrame:
+    def _rows(self, verb: str, options: Mapping[str, Any]) -> pandas.DataFrame:
         import pandas
 
         with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
             out = Path(directory) / "out.parquet"
-            self._ask(verb, out=out, **options)
+            self._ask(verb, {**options, "out": out})
             return pandas.read_parquet(out)
 
-    def _ask(
-        self, verb: str, overrides: Sequence[str] = (), timeout: float = 3600.0, **options: Any
-    ) -> dict[str, Any]:
-        """Run a verb on this run. Options that are None or False are omitted; lists of ids and
-        frames become files."""
-        args = [f"--set={override}" for override in overrides]
+    def _ask(self, verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a verb on this run. ``given``: a method's arguments, of which None and False are
+        omitted; lists of ids and frames become files."""
+        options = {
+            n: v for n, v in given.items() if n != "self" and v is not None and v is not False
+        }
+        args = [f"--set={override}" for override in options.pop("overrides", ())]
+        timeout = options.pop("timeout", 3600.0)
         with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
             for name, value in options.items():
-                if value is None or value is False:
-                    continue
                 if name == "fanout":
                     value = ",".join(map(str, value))
                 if name in ("ids", "candidates", "rows") and not isinstance(value, (str, Path)):
@@ -296,11 +295,6 @@ class Run:
         return f"<b>{escape(self.name)}</b><table>{cells}</table>"
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a method without ``self``."""
-    return {name: value for name, value in given.items() if name != "self"}
-
-
 def _as_file(name: str, value: Any, file: Path) -> Path:
     """Write ids, or a frame of rows, to a Parquet file."""
     import pandas
@@ -312,7 +306,7 @@ def _as_file(name: str, value: Any, file: Path) -> Path:
     try:
         pandas.DataFrame({"id": list(value)}).to_parquet(file)
     except (TypeError, ValueError) as error:  # Arrow's
-        what, remedy = f"these are no ids: {error}", "pass numbers or texts, not both"
+        what, remedy = f"the ids cannot be read: {error}", "pass numbers or texts, not both"
         raise InputError(what, where=name, remedy=remedy) from None
     return file
 
@@ -357,7 +351,7 @@ def _open(run: str | Path, storage: str, accepts: Callable[[Path], bool]) -> Run
 
 
 def _best_trial(search: Path) -> Path:
-    best = read_json(search / SEARCH, _LARGEST_SEARCH).get("best")
+    best = read_json(search / SEARCH).get("best")
     if best is None:
         remedy = f"wait for one, or name a trial, {search / TRIALS}/ID"
         raise InputError("the search has no completed trial yet", where=str(search), remedy=remedy)
@@ -404,14 +398,14 @@ def list_runs(storage: str | Path | Uri = "runs") -> list[Run]:
 
 
 def _list_remote(storage: Uri) -> list[Run]:
-    def look(name: str) -> Run:
+    def fetch(name: str) -> Run:
         replica = Replica(storage / name, only=(CONFIG, SUMMARY, METRICS))
         replica.refresh()
         return Run(replica.directory, replica)
 
     names = RemotePath.of(storage, "storage").folders()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = pool.map(look, (n for n in names if not n.startswith(".") and n != "partitions"))
+        runs = pool.map(fetch, (n for n in names if not n.startswith(".") and n != "partitions"))
         return sorted((r for r in runs if is_run(r.path)), key=lambda r: _began(r.path))[::-1]
 
 

@@ -111,21 +111,21 @@ def read_storage(text: str) -> Path | Uri:
     if scheme == "file" and rest.removeprefix("localhost").startswith("/"):
         return Path(unquote(urlsplit(text).path))
     if scheme == "file" or scheme not in SCHEMES or "\0" in text:
-        message = f"{without_users(text)[:_SHOWN]!r} is no storage for runs"
+        message = f"{without_users(text)[:_SHOWN]!r} cannot be the storage of runs"
         remedy = f"give a directory, or a URI that begins with {', '.join(SCHEMES)}"
         raise InputError(message, where="storage", remedy=remedy)
     return Uri(text)
 
 
 def local_path(text: str, where: str) -> Path:
-    """Return the absolute path for a text. Raises InputError, with ``where``, if it is no valid
-    path."""
+    """Return the absolute path for a text. Raises InputError, with ``where``, if the path is
+    invalid."""
     try:
         if "\0" not in text:
             return Path(text).expanduser().absolute()
     except RuntimeError:
         pass  # ~name of no user
-    message = f"{text[:_SHOWN]!r} is no path here"
+    message = f"{text[:_SHOWN]!r} is not a valid path here"
     raise InputError(message, where=where, remedy="give a path; ~name needs a user of that name")
 
 
@@ -199,34 +199,32 @@ def read_status(path: Path) -> str:
 
 
 class RunDir:
-    """Run directory of this command: :meth:`create`, :meth:`begin`, write, :meth:`release`.
+    """Run directory ``<storage>/<name>`` of this command: created and claimed, :meth:`begin`,
+    written, :meth:`release`. Until it begins, nothing in it is changed.
 
     For a run in an object store it is the local working directory, into which the run is
     downloaded, and from which changes are uploaded.
+
+    Args:
+        mode: ``new`` needs a free name, ``resume`` an existing run; ``overwrite`` accepts both, and
+            removes the old run when the new one begins.
+        store: object store that contains the runs, if any.
+        patience: seconds to wait, at the end, for an unavailable store.
+        tell: called with notes for the user.
+
+    Attributes:
+        path: absolute path of the directory.
+        uri, place: location in the object store, or None.
+        begun: True once :meth:`begin` was called; until then the files are an earlier run's.
+        token: name of a file in it that is unique to this command; empty before :meth:`begin`.
+
+    Raises:
+        InputError: the name is used, locked by a live process, not a run directory (nothing else is
+            ever deleted), missing (``resume``), or cannot be written.
     """
 
-    def __init__(self, path: Path, mode: Mode, store: Uri | None = None, patience: float = 0.0):
-        self.path = path  # absolute path of the directory
-        self.uri = None if store is None else store / path.name
-        # location in the object store, or None
-        self.place = None if self.uri is None else RemotePath.of(self.uri, "storage")
-        self.tell: Callable[[str], object] = lambda text: None  # called with notes for the user
-        # True once :meth:`begin` was called; until then the files are an earlier run's
-        self.begun = False
-        self._mode = mode
-        self._made: list[Path] = []
-        # name of a file in it that is unique to this command; empty before :meth:`begin`
-        self.token = ""
-        self._lock = Lock(path / LOCK, "is writing into this run directory")
-        self._claim = None if self.place is None else Claim(self.place)
-        self._publisher: Publisher | None = None
-        self._brought: dict[str, Stat] = {}
-        self._taken_over = False  # of the store
-        self._patience = patience
-
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         storage: str | Path,
         name: str,
         *,
@@ -234,49 +232,63 @@ class RunDir:
         store: Uri | None = None,
         patience: float = 60.0,
         tell: Callable[[str], object] = lambda text: None,
-    ) -> RunDir:
-        """Claim ``<storage>/<name>`` for this process; nothing in it is changed yet.
-
-        Args:
-            mode: ``new`` needs a free name, ``resume`` an existing run; ``overwrite`` accepts both,
-                and removes the old run when the new one begins.
-            store: object store that contains the runs, if any.
-            patience: seconds to wait, at the end, for an unavailable store.
-            tell: called with notes for the user.
-
-        Raises:
-            InputError: the name is used, locked by a live process, not a run directory (nothing
-                else is ever deleted), missing (``resume``), or cannot be written.
-        """
+    ):
         if not name or Path(name).name != name or name == "..":
             raise InputError(f"{name!r} is not a name for a directory", where="name")
-        path = storage_path(storage) / name
-        run = cls(path, mode, store, patience)
-        run.tell = tell
+        self.path = storage_path(storage) / name
+        self.uri = None if store is None else store / name
+        self.place = None if self.uri is None else RemotePath.of(self.uri, "storage")
+        self.tell, self._mode, self._patience = tell, mode, patience
+        self.begun, self.token = False, ""
+        self._lock = Lock(self.path / LOCK, "is writing into this run directory")
+        self._claim = None if self.place is None else Claim(self.place)
+        self._publisher: Publisher | None = None
+        self._fetched: dict[str, Stat] = {}
+        self._taken_over = False  # the run in the store
         if store is None:
-            _check(path, mode, run.shown, path / UPDATES)
+            self._check(self.path / UPDATES)
         else:
-            with storage_errors(path, InputError, "set staging.path elsewhere"):
-                private_directory(path.parent)
-        with storage_errors(path, InputError):
-            run._made = [part for part in (path, *path.parents) if not part.exists()]
+            with storage_errors(self.path, InputError, "set staging.path elsewhere"):
+                private_directory(self.path.parent)
+        with storage_errors(self.path, InputError):
+            self._made = [part for part in (self.path, *self.path.parents) if not part.exists()]
             while True:
-                path.mkdir(parents=True, exist_ok=True)
-                try:
-                    run._lock.acquire()
+                self.path.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
+                    self._lock.acquire()
                     break
-                except FileNotFoundError:
-                    continue  # its last holder has just removed it
         try:
-            if run._claim is not None:
-                run._claim.acquire(tell)
-                run._take_over()
+            if self._claim is not None:
+                self._claim.acquire(tell)
+                self._take_over()
             # again, now that no other command can change it
-            _check(path, mode, run.shown, (run.place or path) / UPDATES)
+            self._check((self.place or self.path) / UPDATES)
         except BaseException:
-            run.release()
+            self.release()
             raise
-        return run
+
+    def _check(self, kept: AnyPath) -> None:
+        """Raise InputError if the directory cannot be claimed; ``kept``: rows that a service
+        keeps."""
+        path, mode = self.path, self._mode
+        with storage_errors(path, InputError):
+            free = _is_free(path)
+        what, remedy = "", "choose another name, or another storage"
+        if free and mode == "resume":
+            what, remedy = "there is no run to resume", "start it without --resume"
+        elif path.is_symlink():
+            what = "this name is a symbolic link, not a run directory"
+        elif not free and not is_run(path):
+            what = "this is not a run directory; nothing in it was changed"
+        elif not free and mode == "new":
+            what = f"the name {path.name!r} is taken by an earlier run"
+            remedy = "choose another name, or pass --overwrite to replace it, --resume to resume "
+            remedy += "it (in Python overwrite=True, resume=True)"
+        elif mode == "overwrite" and any(kept.glob("*.json")):
+            what = f"a service of this run has kept rows in {UPDATES}/, which would be removed"
+            remedy = "choose another name, or move that directory away"
+        if what:
+            raise InputError(what, where=self.shown, remedy=remedy)
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Start the run: remove the old one (``overwrite``), and write the resolved configuration
@@ -289,7 +301,7 @@ class RunDir:
                     clear(self.place, CLAIMS)
             for old in (*self.path.glob(f"{_TOKEN}*"), *self.path.glob(f"{_DRAFT}*")):
                 old.unlink()  # of killed commands
-            # Up to the config, which makes it a run, `release` removes all of this again.
+            # before the config, which makes it a run, `release` removes all of this again
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             (self.path / LOGS).mkdir(exist_ok=True)
             write_atomic(self.path / CONFIG, text)
@@ -311,7 +323,7 @@ class RunDir:
             self._publisher = Publisher(
                 self.path, self.place, lambda text: self.tell(text), lambda: self._is_taken
             )
-            self._publisher.start({} if self._mode == "overwrite" else self._brought)
+            self._publisher.start({} if self._mode == "overwrite" else self._fetched)
 
     def notes(self) -> Iterator[str]:
         """Yield notes on the claim for the user."""
@@ -380,7 +392,7 @@ class RunDir:
         return self.path / CHECKPOINTS
 
     def release(self) -> bool:
-        """Release the directory; if no run began, remove what :meth:`create` has created. The local
+        """Release the directory; if no run began, remove it if this command created it. The local
         copy of a run in an object store is removed once it is uploaded; returns False if not all
         could be uploaded."""
         done = not self.begun
@@ -405,7 +417,7 @@ class RunDir:
         for name in (CHECKPOINTS, LOGS) if made else ():
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rmdir()
-        for directory in made:  # up to one that now has other entries
+        for directory in made:  # until one is not empty
             directory.rmdir()
 
     def __enter__(self) -> RunDir:
@@ -431,7 +443,7 @@ class RunDir:
                 upload_run(self.path, self.place)  # no other command has written since
             else:
                 self._clear()
-            self._brought = fetch(self.place, self.path)
+            self._fetched = fetch(self.place, self.path)
             self._taken_over = True
 
     def _clear(self) -> None:
@@ -453,28 +465,6 @@ def _is_free(path: Path) -> bool:
         or (entry.name in (CHECKPOINTS, LOGS) and entry.is_dir() and not any(entry.iterdir()))
         for entry in path.iterdir()
     )
-
-
-def _check(path: Path, mode: Mode, shown: str, kept: AnyPath) -> None:
-    """Raise InputError if the directory cannot be claimed; ``kept``: rows that a service keeps."""
-    with storage_errors(path, InputError):
-        free = _is_free(path)
-    what, remedy = "", "choose another name, or another storage"
-    if free and mode == "resume":
-        what, remedy = "there is no run to resume", "start it without --resume"
-    elif path.is_symlink():
-        what = "this name is a symbolic link, not a run directory"
-    elif not free and not is_run(path):
-        what = "something that is not a run directory lies here; nothing of it was touched"
-    elif not free and mode == "new":
-        what = f"the name {path.name!r} is taken by an earlier run"
-        remedy = "choose another name, or pass --overwrite to replace it, --resume to resume it "
-        remedy += "(in Python overwrite=True, resume=True)"
-    elif mode == "overwrite" and any(kept.glob("*.json")):
-        what = f"a service of this run has kept rows in {UPDATES}/, which would be removed"
-        remedy = "choose another name, or move that directory away"
-    if what:
-        raise InputError(what, where=shown, remedy=remedy)
 
 
 class Events:

@@ -172,7 +172,7 @@ def _check_sections(config: Mapping[str, Any], shown: str) -> None:
             sections[f"{name}.ranking"] = section.get("ranking")
     for name, section in sections.items():
         if section is not None and not isinstance(section, Mapping):
-            message = f"{name} of its configuration is no section"
+            message = f"{name} in its configuration is not a section"
             remedy = "put back the config.yaml that training wrote"
             raise DataError(message, where=shown, remedy=remedy)
 

@@ -20,16 +20,10 @@ from raygnn.util.files import plain, read_json, write_json
 if TYPE_CHECKING:
     import pandas
 
-_LARGEST = 2**26  # bytes
-
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Search on disk.
-
-    Attributes:
-        path: directory of the search, with ``search.json`` and ``trials/``.
-    """
+    """Search on disk; ``path``: its directory, with ``search.json`` and ``trials/``."""
 
     path: Path
 
@@ -55,7 +49,7 @@ class SearchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``search.json``."""
-        return read_json(self.path / SEARCH, _LARGEST)
+        return read_json(self.path / SEARCH)
 
     def show(self, display: Display) -> None:
         """Print a table of the trials, the best ones first."""
@@ -88,10 +82,10 @@ class SearchRecord:
 
         Args:
             metric: name of the metric, and ``max`` or ``min``.
-            settings: settings of each trial, as far as they are known.
+            settings: known settings of each trial.
 
         Raises:
-            InputError: the earlier command had other trials, or was no search.
+            InputError: the earlier command had other trials, or was not a search.
         """
         search = search_of(config)
         facts = {
@@ -108,7 +102,7 @@ class SearchRecord:
             "trials": [],
         }
         if resume and (path / SEARCH).exists():
-            before = read_json(path / SEARCH, _LARGEST)
+            before = read_json(path / SEARCH)
             if _identity(before) != _identity(facts):
                 what = "the search began with another space, seed, metric or number of trials"
                 remedy = "restore these to resume it, or start over with another name or "

@@ -34,8 +34,8 @@ _SPEED_SPACE: dict[str, tuple[Any, ...]] = {
 
 def speed_search(config: Config) -> Config:
     """Return the search ``NAME-speed`` for the fastest values of keys that do not change results:
-    short trials, one at a time, the first with the job's own values. Keys that the job cannot use
-    are skipped."""
+    short trials, one at a time, the first with the job's values. Keys that the job cannot use are
+    skipped."""
     space = {}
     for key, values in _SPEED_SPACE.items():
         with suppress(ConfigError):
@@ -84,7 +84,7 @@ def sample(config: Config) -> list[dict[str, Any]]:
 def search_of(config: Config) -> SearchConfig:
     """Return the section ``search``. Raises ConfigError if there is none."""
     if config.search is None:
-        what = "there is no section search, which lists the values to try"
+        what = "the configuration has no section search, with the values to try"
         remedy = "add one, such as `search: {space: {train.lr: {loguniform: [1.0e-4, 0.1]}}}`"
         raise ConfigError(what, where=config.where("search"), remedy=remedy)
     return config.search

@@ -33,7 +33,7 @@ _STOP = 60.0  # seconds for Ray Tune to end
 _POLL = 0.1  # seconds
 _TRIAL_STOP = 120.0  # seconds for a trial's workers to end, besides its last checkpoint
 _RUNGS = 3  # the best third of the trials continues at a rung
-_GRACE = 10  # no trial is stopped in its first tenth of the epochs
+_GRACE = 10  # no trial is stopped before a tenth of its epochs
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # otherwise Tune prints tables of its own
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -48,7 +48,7 @@ class TuneThread(threading.Thread):
     Args:
         partition: directory of the partition or collection that all trials share.
         metric: name of the metric, and ``max`` or ``min``.
-        concurrent: number of trials at the same time.
+        concurrent: number of concurrent trials.
 
     Attributes:
         trials: directory of the trials.
@@ -114,8 +114,8 @@ class TuneThread(threading.Thread):
             metric=(self.metric, self._mode),
             path=list(sys.path),
         )
-        # The actor only waits: its workers use the CPUs, in another placement group. A request must
-        # name a resource, so it names a byte.
+        # The actor only waits: its workers use the CPUs, in another placement group. Ray requires
+        # some resource, here one byte.
         trainable = tune.with_resources(actor, tune.PlacementGroupFactory([{"memory": 1}]))
         place = self._config.run_dir / _STATE
         if tune.Tuner.can_restore(str(place)):
@@ -139,7 +139,7 @@ class TuneThread(threading.Thread):
                 metric=self.metric,
                 mode=self._mode,
                 max_concurrent_trials=self._concurrent,
-                reuse_actors=True,  # a new process imports for 10 s
+                reuse_actors=True,  # imports take 10 s in a new process
                 scheduler=self._scheduler(),
             ),
             run_config=tune.RunConfig(
@@ -158,7 +158,7 @@ class TuneThread(threading.Thread):
             return AsyncHyperBandScheduler(  # a trial that reaches max_t is stopped, too
                 "epoch", max_t=epochs + 1, grace_period=grace, reduction_factor=_RUNGS
             )
-        if kind == "median":  # the slice keeps it from pausing a trial so that others begin
+        if kind == "median":  # the time slice prevents pausing a trial in favour of another one
             return MedianStoppingRule("epoch", grace_period=grace, min_time_slice=math.inf)
         return None
 
@@ -172,17 +172,13 @@ class TuneThread(threading.Thread):
         self.lines.put(f"{trial['id']} ({ended}/{count}) {text}  {settings}")
 
 
-class _Stopped(Exception):
-    """The search was stopped."""
-
-
 class _Observer(tune.Callback):
     """Updates the record of the process's search. It has no state, since Ray Tune pickles it, and
     would restore an old one."""
 
     def on_step_begin(self, **_: Any) -> None:
         if TuneThread.current.stopped.is_set():
-            raise _Stopped  # which ends Tune's loop
+            raise Interrupted("the search was stopped")  # ends Tune's loop
 
     def on_trial_start(self, trial: Any, **_: Any) -> None:
         TuneThread.current.record.update(_number(trial), status="running", error=None)
@@ -190,7 +186,7 @@ class _Observer(tune.Callback):
     def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
         search = TuneThread.current
         facts = {"value": float(result[search.metric]), "epochs": result["epoch"]}
-        if "metrics" in result:  # those of the selected weights: the trial is completed
+        if "metrics" in result:  # the trial is completed
             facts["metrics"] = result["metrics"]
         search.record.update(_number(trial), **facts)
 
@@ -283,7 +279,7 @@ class TrialActor(tune.Trainable):
         self._thread.start()
 
     def step(self) -> dict[str, Any]:
-        """Wait for the next evaluation, or the end. Raises the training's error."""
+        """Wait for the next evaluation or the end. Raises the training's error."""
         result = self._results.get()
         if isinstance(result, RaygnnError):
             raise result

@@ -189,21 +189,11 @@ class NodeIds:
 
     def position(self, one: UserId) -> int | None:
         """Return the position of an id; None if it is unknown."""
-        number = self._number(one)
-        return None if number is None else int(self._positions[number])
-
-    def names(self, numbers: np.ndarray) -> list[UserId]:
-        """Return the users' ids of original ids, int64 ``[n]``."""
-        if self._names is None:
-            return list(numbers.tolist())
-        return list(self._names.take(pa.array(numbers)).to_pylist())
-
-    def _number(self, one: UserId) -> int | None:
-        """Return the original id of a user's id; None if it is unknown."""
         if isinstance(one, int) != self.whole:
             return None
         if self._names is None:
-            return int(one) if 0 <= int(one) < len(self._original) else None
+            known = 0 <= int(one) < len(self._original)
+            return int(self._positions[int(one)]) if known else None
 
         def name(rank: int) -> Any:
             return self._names[self._order[rank].as_py()].as_py()
@@ -211,4 +201,10 @@ class NodeIds:
         rank = bisect.bisect_left(range(len(self._names)), one, key=name)
         if rank == len(self._names) or name(rank) != one:
             return None
-        return int(self._order[rank].as_py())
+        return int(self._positions[self._order[rank].as_py()])
+
+    def names(self, numbers: np.ndarray) -> list[UserId]:
+        """Return the users' ids of original ids, int64 ``[n]``."""
+        if self._names is None:
+            return list(numbers.tolist())
+        return list(self._names.take(pa.array(numbers)).to_pylist())

@@ -149,7 +149,7 @@ def test_a_manifest_with_a_wrong_step_or_size_is_rejected(
 def test_weights_that_run_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`raygnn predict` refuses a hostile selected.pt, and the other verbs do not open it."""
     marker, model = tmp_path / "marker", torch.nn.Linear(2, 2)
-    with RunDir.create(str(tmp_path / "runs"), "a") as run:
+    with RunDir(str(tmp_path / "runs"), "a") as run:
         run.begin({"name": "a"})
         for name, state in states(marker).items():
             (run.checkpoints / "selected.pt").write_bytes(state)

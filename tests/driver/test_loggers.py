@@ -30,7 +30,7 @@ Record = dict[str, Any]
 
 def make(storage: Path, **logging: Any) -> tuple[Config, RunDir]:
     config = load_config(job(storage, logging=logging))
-    run = RunDir.create(str(storage), config.name)
+    run = RunDir(str(storage), config.name)
     run.begin(config.recorded())
     return config, run
 

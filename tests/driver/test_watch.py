@@ -33,7 +33,7 @@ from tests.support.small_jobs import job
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDir]:
-    with RunDir.create(str(tmp_path), "job") as run:
+    with RunDir(str(tmp_path), "job") as run:
         yield run
 
 

@@ -105,9 +105,7 @@ def test_a_run_that_is_kept_in_a_store(
     theirs = psutil.Process(job.pid).environ()[JOB]
     for ours in (False, True):
         monkeypatch.setenv(JOB, theirs if ours else "another")
-        with RunDir.create(
-            config.local_storage, config.name, store=config.store, mode="overwrite"
-        ) as run:
+        with RunDir(config.local_storage, config.name, store=config.store, mode="overwrite") as run:
             run.begin(config.recorded())
             shown = job.run
             assert (shown is not None and shown.shown == str(run.path)) is ours

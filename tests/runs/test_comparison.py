@@ -22,7 +22,7 @@ from tests.support.small_jobs import job
 
 def make_run(storage: Path, name: str, accuracy: float, **train: Any) -> Run:
     """Write the directory of a finished run."""
-    with RunDir.create(storage, name) as run:
+    with RunDir(storage, name) as run:
         run.begin(load_config(job(storage, name=name, train=train)).to_dict())
         metrics, versions = {"test/accuracy": accuracy}, {"torch": "2.13.0"}
         run.update_summary(
@@ -79,7 +79,7 @@ def test_a_mean_needs_finished_runs(tmp_path: Path) -> None:
     one = make_run(tmp_path, "one", 0.5)
     with pytest.raises(InputError, match="one run has no deviation"):
         mean_of([one])
-    with RunDir.create(tmp_path, "two", mode="new") as run:
+    with RunDir(tmp_path, "two", mode="new") as run:
         run.begin(load_config(job(tmp_path, name="two")).to_dict())
         run.update_summary(status="failed")
     with pytest.raises(InputError, match="it is failed"):

@@ -485,7 +485,7 @@ def test_errors_are_attributed_to_their_source(
 @pytest.fixture
 def failed(tmp_path: Path) -> Path:
     """A run on disk whose second attempt failed on rank 1, after the first failed on rank 0."""
-    with RunDir.create(str(tmp_path), "a") as directory:
+    with RunDir(str(tmp_path), "a") as directory:
         directory.begin({"name": "a", "model": {"kind": "mine.net:Net"}})
         directory.update_summary(status="failed", error="no")
     logs = tmp_path / "a" / "logs"
@@ -621,7 +621,7 @@ def test_a_run_without_its_config_is_diagnosed(failed: Path, config: str | None)
     with pytest.raises(InputError):
         open_run(failed)
     with pytest.raises(InputError, match="not a run directory"):
-        RunDir.create(str(failed.parent), "a", mode="overwrite")
+        RunDir(str(failed.parent), "a", mode="overwrite")
     (failed / "summary.json").unlink()
     with pytest.raises(InputError, match="not a run directory"):
         raygnn.diagnose(failed)

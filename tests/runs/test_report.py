@@ -262,7 +262,7 @@ def test_ranks_as_a_table(run: Path) -> None:
 
 def test_notes_are_recorded_until_the_end_of_the_run(tmp_path: Path) -> None:
     show = NullDisplay()
-    with RunDir.create(tmp_path, "run") as run, reported(run, show) as record_notes:
+    with RunDir(tmp_path, "run") as run, reported(run, show) as record_notes:
         show.note("before it began")
         run.begin({"name": "run"})
         record_notes()

@@ -17,7 +17,7 @@ from raygnn.runs.run_directory import RunDir
 
 
 def make(storage: Path, name: str) -> Path:
-    with RunDir.create(str(storage), name) as run:
+    with RunDir(str(storage), name) as run:
         run.begin({"name": name})
         with closing(MetricsWriter(run.path / "metrics.jsonl")) as writer:
             writer.write({"step": 10, "epoch": 1, "time": 0.5, "train/loss": 2.0})

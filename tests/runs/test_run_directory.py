@@ -31,7 +31,7 @@ CONFIG = {"name": "a", "train": {"lr": 0.1}}
 
 
 def finished(storage: Path, name: str = "a") -> Path:
-    with RunDir.create(str(storage), name) as run:
+    with RunDir(str(storage), name) as run:
         run.begin(CONFIG)
         run.update_summary(status="done", steps=5)
         (run.checkpoints / "last.ckpt").write_text("weights")
@@ -45,7 +45,7 @@ import sys, time
 from raygnn.errors import RaygnnError
 from raygnn.runs.run_directory import RunDir
 try:
-    run = RunDir.create({str(storage)!r}, "a", mode="overwrite")
+    run = RunDir({str(storage)!r}, "a", mode="overwrite")
 except RaygnnError as error:
     print("refused", error.what, flush=True)
     sys.exit(2)
@@ -59,7 +59,7 @@ print("claimed", flush=True)
 def test_a_run_from_claim_to_done(tmp_path: Path) -> None:
     (tmp_path / "deep/runs/a/logs").mkdir(parents=True)  # of a command that was killed at once
     (tmp_path / "deep/runs/a/.config.yaml.tmp-99").touch()
-    run = RunDir.create(str(tmp_path / "deep" / "runs"), "a")
+    run = RunDir(str(tmp_path / "deep" / "runs"), "a")
     assert not is_run(run.path)
     run.begin(CONFIG)
     assert open_run(run.path).status == "running"
@@ -84,23 +84,23 @@ def test_a_file_uri_is_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_claim_without_a_run_leaves_nothing(tmp_path: Path) -> None:
-    RunDir.create(str(tmp_path / "x" / "runs"), "a").release()
+    RunDir(str(tmp_path / "x" / "runs"), "a").release()
     with pytest.raises(InputError, match="no run to resume"):
-        RunDir.create(str(tmp_path / "x" / "runs"), "a", mode="resume")
+        RunDir(str(tmp_path / "x" / "runs"), "a", mode="resume")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "runs" / "a").mkdir(parents=True)  # existing files stay
-    RunDir.create(str(tmp_path / "runs"), "a").release()
+    RunDir(str(tmp_path / "runs"), "a").release()
     assert list((tmp_path / "runs" / "a").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written") as caught:
-        RunDir.create(str(tmp_path / "file"), "a")
+        RunDir(str(tmp_path / "file"), "a")
     assert "storage" in str(caught.value.remedy)
 
 
 def test_a_taken_name_is_refused_and_untouched(tmp_path: Path) -> None:
     path = finished(tmp_path)
     with pytest.raises(InputError, match="taken") as caught:
-        RunDir.create(str(tmp_path), "a")
+        RunDir(str(tmp_path), "a")
     assert caught.value.exit_code == 2
     assert "--overwrite" in str(caught.value)
     assert "--resume" in str(caught.value)
@@ -115,7 +115,7 @@ def test_overwrite_removes_the_old_run_when_the_new_one_begins(tmp_path: Path) -
     outside.mkdir()
     (outside / "precious").write_text("x")
     (path / "link").symlink_to(outside)
-    with RunDir.create(str(tmp_path), "a", mode="overwrite") as run:
+    with RunDir(str(tmp_path), "a", mode="overwrite") as run:
         assert (path / "checkpoints" / "last.ckpt").exists(), "bad input must not cost a run"
         assert not run.begun
         run.begin({"name": "b"})
@@ -131,7 +131,7 @@ def test_overwrite_removes_the_old_run_when_the_new_one_begins(tmp_path: Path) -
 def test_resume_keeps_the_run(tmp_path: Path) -> None:
     path = finished(tmp_path)
     started = open_run(path).summary["started"]
-    with RunDir.create(str(tmp_path), "a", mode="resume") as run:
+    with RunDir(str(tmp_path), "a", mode="resume") as run:
         assert run.summary["status"] == "done"
         run.update_summary(job="that ran it before")
         run.begin({**CONFIG, "train": {"lr": 0.2}})
@@ -165,7 +165,7 @@ def test_what_is_not_a_run_directory_is_never_touched(
             (path / "config.yaml").symlink_to(real / "config.yaml")
     before = sorted(str(entry) for entry in tmp_path.rglob("*"))
     with pytest.raises(InputError):
-        RunDir.create(str(tmp_path / "runs"), "a", mode=mode)
+        RunDir(str(tmp_path / "runs"), "a", mode=mode)
     assert sorted(str(entry) for entry in tmp_path.rglob("*")) == before
     assert (real / "checkpoints" / "last.ckpt").exists()
 
@@ -173,7 +173,7 @@ def test_what_is_not_a_run_directory_is_never_touched(
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a"])
 def test_a_name_is_one_path_component(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError):
-        RunDir.create(str(tmp_path), name, mode="overwrite")
+        RunDir(str(tmp_path), name, mode="overwrite")
 
 
 def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
@@ -184,7 +184,7 @@ def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
     gone: list[str] = []
     monkeypatch.setattr(shutil, "rmtree", lambda entry: gone.append(entry.name))
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: gone.append(self.name))
-    with RunDir.create(str(tmp_path), "a", mode="overwrite") as run:
+    with RunDir(str(tmp_path), "a", mode="overwrite") as run:
         run.begin(CONFIG)
         assert sorted(gone[:-1]) == ["checkpoints", "logs", "summary.json"]
         assert gone[-1] == "config.yaml"
@@ -202,7 +202,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(
             raise PermissionError(errno.EACCES, "Permission denied", str(self))
         mkdir(self, *args, **options)
 
-    with RunDir.create(str(tmp_path / "runs"), "a") as run, monkeypatch.context() as context:
+    with RunDir(str(tmp_path / "runs"), "a") as run, monkeypatch.context() as context:
         context.setattr(Path, "mkdir", refused)
         with pytest.raises(InputError, match="cannot be written"):
             run.begin(CONFIG)
@@ -212,7 +212,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(
 def test_storage_that_is_away_does_not_hide_why_a_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDir.create(str(tmp_path), "a")
+    run = RunDir(str(tmp_path), "a")
     run.begin(CONFIG)
     with monkeypatch.context() as context:
         context.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EIO, "")))
@@ -236,7 +236,7 @@ def test_a_summary_that_cannot_be_read_is_waited_for(
                 file.seek(away.pop())
             yield file
 
-    with RunDir.create(str(tmp_path), "a") as run:
+    with RunDir(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         with monkeypatch.context() as context:
             context.setattr(files, "open_regular", failing)
@@ -256,7 +256,7 @@ def test_a_live_run_is_refused(tmp_path: Path) -> None:
             while not is_run(tmp_path / "a"):
                 assert child.poll() is None
             with pytest.raises(InputError, match=f"process {child.pid} is writing") as caught:
-                RunDir.create(str(tmp_path), "a", mode=mode)
+                RunDir(str(tmp_path), "a", mode=mode)
             assert "stop it" in str(caught.value.remedy)
         child.kill()
 
@@ -270,7 +270,7 @@ def test_a_killed_run_is_marked_and_releases_its_lock(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert open_run(tmp_path / "a").status == "killed"
-    with RunDir.create(str(tmp_path), "a", mode="resume"):
+    with RunDir(str(tmp_path), "a", mode="resume"):
         pass
 
 
@@ -294,7 +294,7 @@ def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
     with open(path / ".lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another process is writing"):
-            RunDir.create(str(tmp_path), "a", mode="resume")
+            RunDir(str(tmp_path), "a", mode="resume")
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_a_lock_of_a_live_process_on_another_host_is_kept(foreign: Path) -> None
     thread.start()
     try:
         with pytest.raises(InputError, match="process 1 on far-away") as caught:
-            RunDir.create(str(foreign.parents[1]), "a", mode="resume")
+            RunDir(str(foreign.parents[1]), "a", mode="resume")
     finally:
         stop.set()
         thread.join()
@@ -329,11 +329,11 @@ def test_a_lock_of_a_dead_process_on_another_host_gives_way(
     foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "_SILENCE", 0.1)
-    with RunDir.create(str(foreign.parents[1]), "a", mode="resume") as run:
+    with RunDir(str(foreign.parents[1]), "a", mode="resume") as run:
         (note,) = run.notes()
         assert "process 1 on far-away" in note
         assert json.loads(foreign.read_text()) == Holder.here().__dict__
-    with RunDir.create(str(foreign.parents[1]), "a", mode="resume") as run:
+    with RunDir(str(foreign.parents[1]), "a", mode="resume") as run:
         assert not [*run.notes()]
 
 
@@ -341,7 +341,7 @@ def test_a_claim_taken_over_by_another_host_is_kept(tmp_path: Path) -> None:
     """Another host takes over a claim if locks do not reach it and it sees no heartbeat of this
     one."""
     claim = '{"host": "far-away", "pid": 1, "started": 5}'
-    with RunDir.create(str(tmp_path), "a") as run:
+    with RunDir(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         (run.path / ".lock").write_text(claim)
     assert (run.path / ".lock").read_text() == claim
@@ -368,13 +368,13 @@ def test_a_lock_that_another_host_has_is_not_waited_for(foreign: Path) -> None:
     with open(foreign) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="process 1 on far-away"):
-            RunDir.create(str(foreign.parents[1]), "a", mode="resume")
+            RunDir(str(foreign.parents[1]), "a", mode="resume")
 
 
 def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_BEAT", 0.01)
     monkeypatch.setattr(locks, "_POLL", 0.01)
-    with RunDir.create(str(tmp_path), "a") as run:
+    with RunDir(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         assert run._lock._beats()
     monkeypatch.setattr(locks, "_SILENCE", 0.1)
@@ -387,11 +387,11 @@ def test_a_lock_is_one_process_and_one_claim(tmp_path: Path) -> None:
     path, mine = finished(tmp_path), Holder.here()
     (path / ".lock").write_text(json.dumps(mine.__dict__ | {"started": mine.started - 1}))
     with (
-        RunDir.create(str(tmp_path), "a", mode="resume"),
+        RunDir(str(tmp_path), "a", mode="resume"),
         pytest.raises(InputError, match="is writing"),
     ):
-        RunDir.create(str(tmp_path), "a", mode="resume")
-    RunDir.create(str(tmp_path), "a", mode="resume").release()
+        RunDir(str(tmp_path), "a", mode="resume")
+    RunDir(str(tmp_path), "a", mode="resume").release()
 
 
 @pytest.mark.parametrize("what", ["link", "fifo"])
@@ -402,7 +402,7 @@ def test_a_lock_file_of_a_stranger_leads_nowhere(what: str, tmp_path: Path) -> N
     (path / ".lock").symlink_to(other) if what == "link" else os.mkfifo(path / ".lock")
     why = "symbolic links" if what == "link" else "not a regular file"
     with pytest.raises(InputError, match=why):
-        RunDir.create(str(tmp_path), "a", mode="overwrite")
+        RunDir(str(tmp_path), "a", mode="overwrite")
     assert other.read_text()
     assert locks.holder(path / ".lock") is None
 
@@ -427,7 +427,7 @@ def test_a_removed_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("what", ["removed", "replaced"])
 def test_a_directory_that_is_gone_is_noticed(what: str, tmp_path: Path) -> None:
     """Nothing is written to what replaced it, and nothing is removed there."""
-    with RunDir.create(str(tmp_path), "a") as run:
+    with RunDir(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         run.path.rename(tmp_path / "b")
         assert run.lost == "removed"

@@ -51,12 +51,12 @@ def test_trials_are_nested_runs_of_the_search(server: str, tmp_path: Path) -> No
 
     given = job(tmp_path, name="mine", logging={"loggers": {"mlflow": {"tracking_uri": server}}})
     config = load_config(given)
-    with RunDir.create(tmp_path, "mine") as search:
+    with RunDir(tmp_path, "mine") as search:
         search.begin(config.recorded())
         for _ in range(2):  # the second one is a resume
             with nested(config, search.path) as logged:
                 trial = trial_config(logged, {"train.lr": 0.5}, (search.path / "trials", "t000"))
-                with RunDir.create(trial.storage, "t000", mode="overwrite") as run:
+                with RunDir(trial.storage, "t000", mode="overwrite") as run:
                     run.begin(trial.recorded())
                     backend = backend_of("mlflow", run.path)
                     backend.open(0)
@@ -88,7 +88,7 @@ def test_a_server_that_does_not_answer_ends_no_search(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     uri = {"tracking_uri": "http://127.0.0.1:9"}
     config = load_config(job(tmp_path, logging={"loggers": {"mlflow": uri}}))
-    with RunDir.create(tmp_path, "test") as search:
+    with RunDir(tmp_path, "test") as search:
         search.begin(config.recorded())
         with nested(config, search.path) as logged:
             assert logged == config

@@ -63,7 +63,7 @@ def test_a_log_in_an_object_store(store: LocalStore, tmp_path: Path) -> None:
     place = any_path(store.uri) / "run" / "updates"
     check_log(place)
     with pytest.raises(InputError, match="has kept rows in updates/"):
-        RunDir.create(tmp_path, "run", mode="overwrite", store=Uri(store.uri))
+        RunDir(tmp_path, "run", mode="overwrite", store=Uri(store.uri))
     assert len(place.glob("*.json")) == 12
     store.stop()
     with pytest.raises(DataError):
@@ -128,7 +128,7 @@ def test_what_is_refused_before_ray_starts(tmp_path: Path, make_job: JobFactory)
     with pytest.raises(DataError, match="updates before this one are missing"):
         serve_until_stopped(run, updates=True, **given)
     with pytest.raises(InputError, match="has kept rows in updates/"):
-        RunDir.create(run.path.parent, run.name, mode="overwrite")
+        RunDir(run.path.parent, run.name, mode="overwrite")
 
 
 def test_text_that_cannot_be_kept(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def config_of(store: LocalStore, tmp_path: Path, **sections: Any) -> Config:
 
 
 def created(config: Config, **options: Any) -> RunDir:
-    return RunDir.create(config.local_storage, config.name, store=config.store, **options)
+    return RunDir(config.local_storage, config.name, store=config.store, **options)
 
 
 def write_checkpoint(directory: Path, config: Config, *steps: int) -> None:

@@ -37,7 +37,7 @@ def make_run(
     """Write a run with the files of a training; ``slow`` is a rank that the other ranks wait
     for."""
     random.seed(0)
-    with RunDir.create(str(storage), name) as run:
+    with RunDir(str(storage), name) as run:
         run.begin({"name": name, "model": {"kind": "sage"}, "train": {"epochs": 20, "lr": 0.003}})
         write_records(run.path, ranks=ranks, records=records, slow=slow)
         run.write("preflight.json", preflight(nodes))

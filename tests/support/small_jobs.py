@@ -276,7 +276,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     workers = config.cluster.workers
     assert isinstance(workers, int)
     place, ntype = _data(config, workers)
-    with RunDir.create(config.storage, config.name, mode="resume" if resume else "new") as run:
+    with RunDir(config.storage, config.name, mode="resume" if resume else "new") as run:
         start = find_start(config, run, workers, NullDisplay(), resume=resume)
         run.begin(config.to_dict())
         trust.record(read_config(run.path))

@@ -39,7 +39,7 @@ _DETAIL = re.compile(
 )
 _NATIVE = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback)")  # torch's own frames
 _COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
-_RANKS = 64  # ranks that are shown, those first that did not only wait
+_RANKS = 64  # shown ranks; ranks that only waited come last
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
         run: its path or URI, or its name within ``storage``.
 
     Raises:
-        InputError: there is no such run, nor remains of one.
+        InputError: the run does not exist, and has left no files.
     """
-    there = open_remains(run, storage)
-    return judge(replace(read(there.files), run=there.shown))
+    found = open_remains(run, storage)
+    return judge(replace(read(found.files), run=found.shown))
 
 
 def judge(evidence: Evidence) -> Diagnosis:
@@ -96,7 +96,7 @@ def judge(evidence: Evidence) -> Diagnosis:
 
 
 class _Judge:
-    """Sequence of checks; the first that finds a cause decides."""
+    """Sequence of checks; the first cause that one finds is the run's."""
 
     def __init__(
         self, evidence: Evidence, ranks: list[RankReport], difference: dict[str, Any] | None
@@ -258,7 +258,7 @@ class _Judge:
         dead = [r for r in self.ranks.values() if r.state == "died" or lost_nodes[r.rank]]
         if not dead:
             return None
-        # prefer one whose node is gone, since other ranks may have ended because of it
+        # a lost node comes first, since other ranks may have ended because of it
         rank = min(
             dead, key=lambda r: (not lost_nodes[r.rank], r.last_sign or self.evidence.now, r.rank)
         )
@@ -287,7 +287,7 @@ class _Judge:
 
     def _short_of_memory(self) -> Cause | None:
         """Find a process that Ray killed for memory, by the error of Ray Train or of a rank that
-        called it; a rank is identified by its pid."""
+        called the process; a rank is identified by its pid."""
         failures = [traces.failure for traces in self.traces.values() if traces.failure]
         texts = [self.evidence.ray_text, *(failure["trace"] for failure in failures)]
         text = next((text for text in texts if MemoryKill.from_text(text)), "")
@@ -301,8 +301,8 @@ class _Judge:
         return Cause("memory", f"{who} {what}", rank, kill.host, "high", lines, remedy)
 
     def _blamed(self) -> Cause | None:
-        """Find a rank that could not prepare its batch, and left no record of why, by the records
-        of the ranks that it alarmed."""
+        """Find a rank that could not prepare its batch and did not record why, by the records of
+        the ranks that it alarmed."""
         for rank, traces in self.traces.items():
             match = _BLAMES.match(_what(traces))
             if match and not causes.is_consequence({"what": match[2], "trace": ""}):

@@ -11,7 +11,7 @@ from raygnn.runs.diagnose.causes import FROZEN, Frame, kind_of, where
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.state_file import DONE, Life, State, ThreadPhase
 
-_SILENT = 5.0  # seconds without a heartbeat, of which there is one per second
+_SILENT = 5.0  # seconds without a heartbeat; a rank sends one per second
 _SKEW = 3.0  # seconds between the beginnings of ranks; more is a difference of their clocks
 _INNER = 6  # innermost frames that show whether a thread waits
 _WAITS = ("torch/distributed/", "/raygnn/sampling/loader.py:_await_next")

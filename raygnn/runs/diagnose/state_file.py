@@ -113,7 +113,7 @@ class State:
 
 
 def read_state(path: Path) -> State | None:
-    """Read the file; None if there is none. Raises DataError if it is no complete state file."""
+    """Read the file; None if it is missing. Raises DataError if it is not a complete state file."""
     try:
         record = read_regular(path, SIZE, cut=True)
     except FileNotFoundError:

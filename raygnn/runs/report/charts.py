@@ -28,7 +28,7 @@ COLORS = ("#3f7fd1", "#d9822b", "#3aa17e", "#c9485b", "#8a6fd1", "#b59a2a", "#3f
 _COLORS_OF_PARTS = "d9822b 8a6fd1 6aa5e8 3568b8 c7a52a c9485b 3aa17e 8a929c 3fa3b8 b06fc0 b59a2a"
 PART_COLORS = {part: f"#{color}" for part, color in zip((*STEP, *LOADER), _COLORS_OF_PARTS.split())}
 _MOST_BARS = 400  # windows of a stack
-_FIRST_WINDOWS = 3  # from which on the first one is left out
+_FIRST_WINDOWS = 3  # with more windows than these, the first one is omitted
 _MOST_SHOWN = 512  # ranks
 _MS = 1e3  # milliseconds in a second
 
@@ -217,7 +217,7 @@ def background(table: pandas.DataFrame) -> list[Chart]:
         "Preparing a batch, milliseconds, mean over the ranks",
         traces,
         layout=_FROM_ZERO,
-        about="A thread prepares batches beside the steps. If that takes longer than a step, the "
+        about="A thread prepares batches during the steps. If that takes longer than a step, the "
         "next step waits.",
     )
     return [chart] if traces else []

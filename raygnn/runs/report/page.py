@@ -81,9 +81,9 @@ T = TypeVar("T")
 def write_report(run: Path, out: str | Path | None = None) -> Path:
     """Write the page of a run in any state to ``out``, or ``report.html`` in the run directory, and
     return its absolute path; an older page is replaced atomically. Raises InputError if it cannot
-    be written, or is no path."""
+    be written, or is not a valid path."""
     file = (run / REPORT) if out is None else local_path(str(out), "the report")
-    # file names may hold bytes that are no characters
+    # file names may contain bytes that are not UTF-8
     text = html(Source.read(run)).encode("utf-8", "replace").decode()
     with storage_errors(file, InputError, "write it elsewhere with --out"):
         write_atomic(file, text)
@@ -147,7 +147,7 @@ def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
-        undefined=jinja2.ChainableUndefined,  # what a file lacks is left out
+        undefined=jinja2.ChainableUndefined,  # missing facts are omitted
         finalize=as_text,
         trim_blocks=True,
         lstrip_blocks=True,
