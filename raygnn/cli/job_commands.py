@@ -47,8 +47,8 @@ def add(commands: Any) -> None:
 
     logs = command(commands, "logs", _logs, "show the output of a job")
     logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
-    stop = command(commands, "stop", _stop, "have a job or a run write a checkpoint and end")
-    storage(stop, "where a run of this machine is, if there is no --address (default: runs)")
+    stop = command(commands, "stop", _stop, "let a job or a run write a checkpoint and end")
+    storage(stop, "without --address: storage of a run of this machine (default: runs)")
     for parser in (logs, stop):
         parser.add_argument("job", metavar="JOB", help="its id, or the name of its run")
     for parser in (submit, logs, stop):

@@ -16,18 +16,18 @@ def add(commands: Any) -> None:
     """Add them to the parser."""
     text = "list the runs in a storage, and a cluster's jobs, with state, progress and a metric"
     runs = command(commands, "runs", _runs, text)
-    text = "a cluster's job server, to list its jobs, too (default: RAY_API_SERVER_ADDRESS)"
+    text = "a cluster's job server, to also list its jobs (default: RAY_API_SERVER_ADDRESS)"
     _option([runs], "--address", "URL", text)
     text = (
         "compare these runs: settings that differ, metrics, speed, versions; and the mean if they "
         "differ in train.seed alone"
     )
     _option([runs], "--compare", "RUN", text, nargs="+")
-    _option([runs], "--html", "FILE", "write the comparison as a page, too")
-    storage(runs, "where the runs are (default: runs)")
+    _option([runs], "--html", "FILE", "also write the comparison as a page")
+    storage(runs, "storage of the runs (default: runs)")
     run_command(commands, "diagnose", _diagnose, "report what happened to a run, and what to do")
     report = run_command(commands, "report", _report, "write a run's report.html from its files")
-    _option([report], "--out", "FILE", "where to write it (default: report.html in the run)")
+    _option([report], "--out", "FILE", "the page (default: report.html in the run)")
     _add_models(commands)
 
 
@@ -51,8 +51,8 @@ def _add_models(commands: Any) -> None:
     text = "predict only for the nodes or graphs in a file: an id in each line, or Parquet"
     _option([predict], "--ids", "LIST", text)
     text = (
-        "only edges at this time or later, a time as of --at; with --new-data, without --split and "
-        "--at: those later than all of the training"
+        "only edges at this time or later, as in --at; default with --new-data, without --split "
+        "and --at: edges later than all of the training"
     )
     _option([predict], "--since", "TIME", text)
     text = "train, val, test or all (default: all, but see --since)"
@@ -62,8 +62,8 @@ def _add_models(commands: Any) -> None:
     text = "only for these sources: an id in each line, or Parquet"
     _option([recommend], "--ids", "LIST", text)
     text = (
-        "choose from these targets, as --ids; or array:NAME, those where this array of their node "
-        "type is not 0"
+        "choose from these targets, as --ids; or array:NAME, targets for which this array of their "
+        "node type is not 0"
     )
     _option([recommend], "--candidates", "LIST", text)
     text = "targets that the source has an edge to (default: exclude)"
@@ -102,12 +102,12 @@ def _add_models(commands: Any) -> None:
         _option([parser], "--rows", "FILE", text)
     _option([serve, evaluate], "--task", "NAME", "one of several tasks (default: all)")
     _option([predict, recommend, explain], "--task", "NAME", "which task, of a run with several")
-    text = "for a graph, or graphs, that it was not trained on: --set graph.path=…"
+    text = "for a graph, or graphs, that the run was not trained on: --set graph.path=…"
     _flag([predict, recommend, embed, evaluate], "--new-data", text)
     asked = [*rows, evaluate, serve]
     text = (
-        "from what was before this time, such as 2026-01-31, or a number in the units of the "
-        "data's times (default: each from what was before its own, sampling.time)"
+        "from edges before this time, such as 2026-01-31, or a number in the units of the data's "
+        "times (default: for each node or edge its own time, sampling.time)"
     )
     _option(asked, "--at", "TIME", text)
     text = "import the classes that the run names, though another user or machine trained it"

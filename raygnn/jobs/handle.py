@@ -104,7 +104,7 @@ class Handle(ABC):
         told = f": {self.told.text}" if self.told else ""
         try:
             status = self.status
-        except RaygnnError as error:  # a debugger shows this, too: it must not raise
+        except RaygnnError as error:  # debuggers call this: it must not raise
             status = error.what
         return f"{type(self).__name__}({self.name!r}, {status}{told})"
 

@@ -212,7 +212,7 @@ def _use_token() -> None:
 
 
 def _info(job: JobDetails) -> JobInfo:
-    state = _STATES.get(getattr(job.status, "value", str(job.status)), "running")
+    state = _STATES.get(job.status, "running")
     code = job.driver_exit_code
     if state == "done":
         code = 0

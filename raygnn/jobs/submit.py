@@ -29,7 +29,7 @@ from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import JOB, read_storage
 
-_GRACE = 60  # seconds to end, beside the time for a checkpoint
+_GRACE = 60  # seconds to end, in addition to the time for a checkpoint
 _POLL = 1.0  # seconds
 _LONGEST = 500  # characters of Ray's message
 _MOST_LISTED = 100  # jobs

@@ -90,11 +90,11 @@ class Contents:
 def contents_of(
     directory: Path, data: Sequence[Path] = (), without: Path | None = None
 ) -> Contents:
-    """Select the files of a directory to upload: without version control, environments, caches,
-    likely secrets, the directory ``without``, and what a ``.gitignore`` or ``.rayignore`` names; as
-    for Ray, each is about the files below it. ``data`` within it is uploaded in spite of those.
-    Small files are searched for private keys. Raises InputError if it is no directory, or cannot be
-    read."""
+    """Select the files of a directory to upload: all but version control, environments, caches,
+    likely secrets, the directory ``without``, and files that a ``.gitignore`` or ``.rayignore``
+    names, which, as for Ray, applies to the files below it. ``data`` is uploaded even if it is
+    ignored. Small files are searched for private keys. Raises InputError if the directory does not
+    exist, or cannot be read."""
     if not directory.is_dir():
         raise InputError("there is no such directory", where=str(directory))
     files, secrets, left_out = dict[str, int](), dict[str, None](), dict[str, None]()

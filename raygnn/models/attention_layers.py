@@ -141,8 +141,8 @@ class HGTLayer(Layer):
         self.edge = linears({key(*e): w for e in etypes if (w := spec.edges.get(e))}, hidden)
 
     def biases(self) -> list[str]:
-        """See `Layer`. Attention weights add up to 1, so a bias of values is added to all nodes
-        whose edges are of one type alike, but for nodes without edges, which have no values."""
+        """See `Layer`. Attention weights add up to 1, so a bias of values adds the same row to all
+        nodes whose edges have one type, except nodes without edges, which have no values."""
         found = [f"out.{key(ntype)}.bias" for ntype in self.outputs() if self.into(ntype)]
         for source in sorted({e[0] for e in self.etypes}):
             etypes = [e for e in self.etypes if e[0] == source]

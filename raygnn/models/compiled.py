@@ -147,10 +147,10 @@ def passed_bits(grad, rows, out):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def keep_best(scores, first, best, columns):  # type: ignore[no-untyped-def]
-    """Put a block of scores into lists of the best, of which the first of equal ones stays ahead.
+    """Put a block of scores into lists of the best; of equal scores the first stays ahead.
 
     Args:
-        scores: float32 ``[Q, n]``; -inf is left out, NaN counts as the highest.
+        scores: float32 ``[Q, n]``; -inf is omitted, NaN counts as the highest.
         first: column of the block's first score.
         best: float32 ``[Q, K]``, descending, -inf where a list has no more; modified.
         columns: int64 ``[Q, K]``, their columns, -1 where it has no more; modified.

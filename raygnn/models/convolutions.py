@@ -87,7 +87,8 @@ class LinearConv(nn.Module, ABC):
 
     def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Degree) -> Tensor:
         """Return sums over sampled neighbours ``[D, F]`` times full / sampled degree, so that their
-        expectation is the sum over all neighbours that may be sampled; others as they are."""
+        expectation is the sum over all neighbours that may be sampled; other aggregates unchanged.
+        """
         if self.reduce != "sum" or degree is None:
             return rows
         scale = full_degree(adj, degree, rows) / adj.degree.clamp(min=1)
@@ -157,7 +158,7 @@ class SAGEConv(LinearConv):
 
     The layer has the transform of the node itself, which edge types share. With edge features a
     message is the neighbour's row and the edge's, side by side. Both parts are aggregated
-    separately, so `combine` omits that of edges.
+    separately, so `combine` omits the edges' part.
 
     Args:
         edges: width of edge features.

@@ -112,7 +112,7 @@ class ComplEx(DistMult):
     prediction" (ICML 2016). The first half of a row are real parts, the second imaginary ones."""
 
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
-        # Re(s · r · conj(t)), of which the inner product with t is s · r, with s conj(r) · t
+        # Re(s · r · conj(t)) is the inner product of t with s · r, and of s with conj(r) · t
         return _product(kept, self.rows(kept, relation), conjugate=end == "source")
 
 

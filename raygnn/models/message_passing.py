@@ -88,7 +88,7 @@ class Kernels:
 
 
 class _Native(Kernels):
-    """Without messages, on any device and dtype; equal but for rounding."""
+    """Operations without messages, on any device and dtype; equal except for rounding."""
 
     knows_sizes = True
 

@@ -103,8 +103,8 @@ class GraphSchema(Typed):
 class Stack(nn.Module):
     """Dropout → typed layer → (residual, normalisation, activation) for each layer.
 
-    Categories are embedded and joined to the other features before the first layer, those of edges
-    for every layer. With ``model.columns: learned`` an encoder follows. Dropout of nodes is
+    Categories are embedded and joined to the other features before the first layer, categories of
+    edges for every layer. With ``model.columns: learned`` an encoder follows. Dropout of nodes is
     ``model.input_dropout`` before the first layer and ``model.dropout`` before the others.
 
     Args:

@@ -1,4 +1,4 @@
-"""Layers on a typed graph, which a homogeneous graph is, too, with one edge type."""
+"""Layers on a typed graph; a homogeneous graph has one edge type."""
 
 from __future__ import annotations
 
@@ -331,9 +331,9 @@ def weight_of(modules: nn.ModuleDict, *names: str) -> Tensor:
 
 
 def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return ``x [S, F]`` and ``x[:rows]``, whose gradient is added to that of ``x`` in place: a
-    slice's own gradient, as large as ``x``, costs more than the sum. So the gradient of ``x`` must
-    not be shared: only convolutions may read it, not, say, ``x + y``."""
+    """Return ``x [S, F]`` and ``x[:rows]``, whose gradient is added in place to the gradient of
+    ``x``: torch's gradient of a slice, as large as ``x``, costs more than the sum. So the gradient
+    of ``x`` must not be shared: only convolutions may read ``x``, not, say, ``x + y``."""
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x, x[:rows]
     whole, head = _WithHead.apply(x, rows)

@@ -65,7 +65,7 @@ class UserModel(_UserModule, Encoder):
     It is called as ``module(blocks, x)``: ``blocks`` is a list of DGL blocks from the inputs to
     the seeds, with the arrays of ``model.edge_features`` in their ``edata``, ``x`` the input
     features ``[S, F]``; it returns ``[B, out_features]``. On a typed graph ``x`` is a dictionary by
-    node type, and the result may be one, too.
+    node type, and so may be the result.
     """
 
     def __init__(self, config: UserModelConfig, schema: Schema):

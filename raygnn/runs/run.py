@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -272,27 +271,12 @@ class Run:
             facts = {"status": "damaged", "error": str(error)}
         return {**facts, "name": self.name, "path": self.shown}
 
-    def _facts(self) -> dict[str, str]:
-        summary = self.summary
-        facts = {"status": self.status}
-        metrics = (summary.get("metrics") or {}).items()
-        facts |= {key: f"{value:.4g}" for key, value in metrics if value is not None}
-        if "steps" in summary:
-            facts["steps"] = f"{summary['steps']:,}"
-        return facts
-
     def __repr__(self) -> str:
-        facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
-        return f"Run({self.shown!r}: {facts})"
-
-    def _repr_html_(self) -> str:
-        rows = {**self._facts(), "path": self.shown}
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{escape(key)}</th>"
-            f"<td style='text-align:left'>{escape(value)}</td></tr>"
-            for key, value in rows.items()
-        )
-        return f"<b>{escape(self.name)}</b><table>{cells}</table>"
+        summary, facts = self.summary, [f"status {self.status}"]
+        metrics = (summary.get("metrics") or {}).items()
+        facts += [f"{key} {value:.4g}" for key, value in metrics if value is not None]
+        facts += [f"steps {summary['steps']:,}"] if "steps" in summary else []
+        return f"Run({self.shown!r}: {', '.join(facts)})"
 
 
 def _as_file(name: str, value: Any, file: Path) -> Path:

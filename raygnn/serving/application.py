@@ -1,4 +1,4 @@
-"""The application of Ray Serve: HTTP requests → questions → one batch of a model."""
+"""Application of Ray Serve: HTTP requests → questions → one batch of a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _UPDATE = 100  # ids and pairs that an update counts as
 _WAIT = 0.002  # seconds for further requests to join a batch
 _REPORTED = 10  # problems of a request in its answer
 _TRIES = 8  # to write an update, if other replicas write at the same time
-_PATIENCE = 30.0  # seconds for the log of updates
+_PATIENCE = 30.0  # seconds to wait for the log of updates
 _START = 600.0  # seconds to read the complete log
 _KEPT = 100_000  # rows of all updates
 _LATER = {"Retry-After": "1"}  # seconds until a refused request may be repeated
@@ -97,7 +97,7 @@ def app(
 
     The replicas of a node share one mapping of the run's partition. To replace the model without
     losing a request, deploy the application of another run of the same kind under the same name:
-    replicas load it beside the old one.
+    replicas answer with the old model while they load the new one.
 
     Args:
         run, task, storage, at, trust, overrides: see `Served.find`.
@@ -108,8 +108,8 @@ def app(
             Needs a token.
 
     Raises:
-        InputError: there is no such run, the token's file cannot be read, or the run cannot have
-            updates.
+        InputError: the run does not exist or cannot have updates, or the token's file cannot be
+            read.
     """
     found = run if isinstance(run, Run) else open_run(run, storage)
     cluster: Mapping[str, Any] = found.config.get("cluster") or {}
@@ -142,7 +142,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 class ModelReplica:
-    """Copy of the model in a separate process.
+    """Replica of the model in a separate process.
 
     Args:
         token: SHA-256 of the token, in hex; None = requests need no token.
@@ -210,7 +210,7 @@ class ModelReplica:
         loop = asyncio.get_running_loop()
         with self._counted(_UPDATE):
             async with self._updating:
-                for _ in range(_TRIES):  # other replicas keep rows, too
+                for _ in range(_TRIES):  # other replicas may write at the same time
                     loaded = self._loaded
                     known = await self._kept(loaded)
                     number, count = await loop.run_in_executor(
@@ -221,7 +221,7 @@ class ModelReplica:
                         return {"run": loaded.name, "rows": count}
                     if kept is None:
                         raise _full("updates, or bytes of them,")
-        raise HTTPException(503, "other replicas keep rows now", headers=_LATER)
+        raise HTTPException(503, "other replicas are writing rows", headers=_LATER)
 
     async def _kept(self, loaded: Loaded) -> tuple[int, list[Update]]:
         """Return the updates that this replica lacks, after the number of the first."""
@@ -331,12 +331,12 @@ def _http(kinds: Collection[str], guarded: bool, updates: bool) -> FastAPI:
 
     @http.get("/healthz")
     async def healthz() -> str:
-        """Answer whether the service is up."""
+        """Report that the service is up."""
         return "ok"
 
     @http.get("/schema")
     async def schema() -> dict[str, Any]:
-        """Answer what the model predicts."""
+        """Describe the model and its requests."""
         return _replica().schema()
 
     def route(path: str, body: type[Any]) -> None:
@@ -385,8 +385,8 @@ def _errors(status: int, *problems: tuple[str | None, ...], headers: Any = None)
 
 
 class Door:
-    """Refuses requests without the token, ``/healthz`` aside, before they are read, and stops
-    reading requests of more than `LARGEST` bytes."""
+    """Middleware that refuses requests without the token, except ``/healthz``, before they are
+    read, and stops reading requests of more than `LARGEST` bytes."""
 
     def __init__(self, inner: Callable[..., Any], guarded: bool):
         self._inner = inner

@@ -68,7 +68,7 @@ def serve(
         verbose, display, started: see `raygnn.train`.
 
     Raises:
-        InputError: there is no such run, it cannot have updates, or the port is in use.
+        InputError: the run does not exist or cannot have updates, or the port is in use.
         DataError: the kept updates cannot be read.
         PreflightError: the packages of Ray Serve are missing, or Ray does not start.
         TrainingError: the model could not be loaded, or Ray died.
@@ -125,7 +125,7 @@ def serve(
                     raise TrainingError(what, where=name, trace=trace) from None
             _watch(cluster, show, host, port, token_file is not None)
         finally:
-            if not cluster.local:  # it continues, and may have other applications
+            if not cluster.local:  # the cluster remains, with other applications
                 with suppress(Exception):
                     ray_serve.delete(name)
 
@@ -185,8 +185,8 @@ def explain(
         run, at, task, storage, trust, overrides: see `raygnn.serving.app`.
         ids: ids of nodes, or a file of ids as for `raygnn.predict`.
         out: Parquet file to write.
-        k: number of contributions of features, of nodes and of edges to return for each node, the
-            ones of the largest magnitude.
+        k: number of contributions of features, of nodes and of edges to return for each node, by
+            magnitude.
         fanout: sampled neighbours per layer, from the nodes outward; None = all.
         overwrite: replace the file.
 
@@ -197,7 +197,7 @@ def explain(
         The contributions of all features, or of all nodes, add up to ``score`` - ``without``.
 
     Raises:
-        InputError: there is no such run or node, its predictions are not for nodes, a node's
+        InputError: the run or a node does not exist, its predictions are not for nodes, a node's
             neighbourhood is too large, the file cannot be written, or Captum is missing.
     """
     if not 1 <= k <= LARGEST_TREE:

@@ -231,7 +231,7 @@ def _rows(given: Sequence[Any], like: Tensor, where: str) -> Tensor:
     except ValueError:  # ragged
         rows = np.empty(0, object)
     if given and (rows.shape != shape or rows.dtype.kind not in kinds):
-        what = f"it is no list of rows of shape {list(shape[1:])} and {dtype_name(like)}"
+        what = f"expected a list of rows of shape {list(shape[1:])} and {dtype_name(like)}"
         raise RequestError(what, where=where, remedy=_SEE)
     found = torch.from_numpy(rows).to(like.dtype)
     whole = found.isfinite() if floating else found == torch.from_numpy(rows)

@@ -1,4 +1,4 @@
-"""Rows of tables in requests and updates: nodes and edges that the graph does not have."""
+"""Rows of tables in requests and updates: new nodes and edges of the graph."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NewNumbers = Mapping[str, Mapping[UserId, int]]  # node type → id → global n
 
 @dataclass(frozen=True)
 class NewRows:
-    """Nodes and edges that the graph does not have.
+    """New nodes and edges of the graph.
 
     Attributes:
         nodes, edges: see `raygnn.graph.staging.neighbourhood.neighbourhood`.
@@ -58,7 +58,7 @@ class NewRows:
 
 
 class AllRows:
-    """New rows that all requests to a model see, and a request's rows beside them.
+    """New rows that all requests to a model see, to which a request's rows are added.
 
     Attributes:
         kept: rows that all requests see.
@@ -79,7 +79,7 @@ class AllRows:
             return RowReader(self._model)
 
     def beside(self, nodes: Rows, edges: Rows) -> NewRows:
-        """Return the kept rows with these. Raises RequestError if these cannot be read."""
+        """Return the kept rows followed by these. Raises RequestError if these cannot be read."""
         if not (nodes or edges):
             return self.kept
         for section, given in (("nodes", nodes), ("edges", edges)):
@@ -93,7 +93,7 @@ class AllRows:
         try:
             return self.reader.read(nodes, edges, known)
         except (ValueError, TypeError) as error:  # such as lists where numbers are scaled
-            what, remedy = f"the rows cannot be read: {error}", "give values as /schema says"
+            what, remedy = f"the rows cannot be read: {error}", "give values as in /schema"
             raise RequestError(what, where="nodes, edges", remedy=remedy) from None
 
     def keep(self, first: int, updates: Sequence[Update]) -> None:
@@ -114,7 +114,7 @@ class AllRows:
 
 
 class RowReader:
-    """Reads new rows as the run's tables were read, with their transforms and categories."""
+    """Reader of new rows, with the transforms and categories of the run's tables."""
 
     def __init__(self, model: ServedModel):
         section = {**model.served.graph, "vocabulary": model.served.request.weights.about}
@@ -124,7 +124,7 @@ class RowReader:
         self._model, self._ids, self._meta = model, model.ids, model.served.partition
 
     def schema(self) -> dict[str, Any]:
-        """Return the columns of tables that a request may have rows of, as plain JSON types."""
+        """Return the columns of the tables to which a request may add rows, as plain JSON types."""
         of: dict[str, Mapping[str, Table]] = {"nodes": self._tables.nodes, "edges": self._own_edges}
         return {
             section: {key: self._kinds(key, one) for key, one in some.items() if not _refused(one)}
@@ -184,7 +184,7 @@ class RowReader:
                 if reverse:
                     found[reverse] = AddedEdges(dst, src, data)
                 if table.undirected:
-                    # both directions of a row follow each other, as when rows are read one by one
+                    # both directions of a row are adjacent, as in the graph
                     one, other = np.stack([src, dst], 1), np.stack([dst, src], 1)
                     once = np.stack([np.ones(len(src), bool), src != dst], 1)
                     order = np.repeat(np.arange(len(src)), once.sum(1))
@@ -254,7 +254,7 @@ class RowReader:
             if type(one) in (int, str):
                 number = new[one] if one in new else known.position(one)
             if number is None:
-                remedy = f"name one of the graph, or send it in nodes.{ntype}"
+                remedy = f"name a node of the graph, or send it in nodes.{ntype}"
                 place = f"{where}[{at}].{column}"
                 raise RequestError(f"{one!r} is no {ntype}", where=place, remedy=remedy)
             found.append(number)
@@ -298,10 +298,10 @@ def _of_inputs(table: Table) -> Table:
 
 
 def _refused(table: Table) -> str | None:
-    """Return why a request may not have rows of a table; None if it may."""
+    """Return why a request may not add rows to a table; None if it may."""
     if isinstance(table, NodeTable) and table.id is None:
         return "the nodes of this table have no column of ids"
-    return "this table has text columns, which only whole tables encode" if table.text else None
+    return "this table has text columns, which a request cannot encode" if table.text else None
 
 
 def _column(where: str, column: str, rows: Placed) -> pa.Array:

@@ -39,8 +39,8 @@ _MOST_EDGES = 1_000_000  # of a neighbourhood with new rows
 
 @dataclass(frozen=True)
 class _Located:
-    """Question, its number in the batch, and the global ids of its nodes in the graph with the new
-    rows that it sees."""
+    """Question, its number in the batch, and the global ids of its nodes in the graph with its new
+    rows."""
 
     number: int
     question: NodeQuestion
@@ -108,8 +108,8 @@ class NodeAnswers:
         """Return the answers to questions with equal fanouts, in the same graph, by number.
 
         Args:
-            sampled: with new rows, copy only a sample of each node's edges, as many as the fanout
-                needs.
+            sampled: with new rows, copy only as many of each node's edges as the fanout needs, a
+                sample.
         """
         answers: dict[int, AnswerRows | RequestError] = {}
         fanout, timed_edges = asked[0].question.fanout or (-1,), self._config.sampling.time

@@ -1,4 +1,4 @@
-"""Questions of a request, and the ids that users know nodes by."""
+"""Questions of a request, and users' ids of nodes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _Scalar: TypeAlias = StrictBool | StrictInt | StrictFloat | StrictStr | None
 Row: TypeAlias = dict[str, _Scalar | list[_Scalar]]  # column → value
 Rows: TypeAlias = Annotated[dict[str, list[Row]], Field(description="table → new rows")]
 Task: TypeAlias = Annotated[
-    str | None, Field(description="one of the run's tasks, if several would do")
+    str | None, Field(description="one of the run's tasks, if several could answer")
 ]
 Relation: TypeAlias = Annotated[str | None, Field(description="of the links, if there are several")]
 Arrays: TypeAlias = Annotated[
-    dict[str, dict[str, list[Any]]], Field(description="type → array → rows, as /schema says")
+    dict[str, dict[str, list[Any]]], Field(description="type → array → rows, as in /schema")
 ]
 
 _KNOWN = ConfigDict(extra="forbid")
@@ -73,7 +73,7 @@ class NodeQuestion:
         StrictInt | StrictStr | None,
         Field(description="predict from edges before this time, such as 2026-01-31"),
     ] = None
-    scores: Annotated[bool, Field(description="return each class's probability, too")] = False
+    scores: Annotated[bool, Field(description="also return each class's probability")] = False
     explain: Annotated[
         int,
         Field(
@@ -133,13 +133,14 @@ class GraphQuestion:
     """Graphs to predict for."""
 
     graphs: Annotated[list[GraphRows], Field(min_length=1, max_length=MOST)]
-    scores: Annotated[bool, Field(description="return each class's probability, too")] = False
+    scores: Annotated[bool, Field(description="also return each class's probability")] = False
     task: Task = None
 
 
 @dataclass(frozen=True, config=_KNOWN)
 class Update:
-    """New rows of tables, which all later requests see; nodes with the edges of their keys."""
+    """New rows of tables, which all later requests see; rows of nodes add the edges of their
+    keys."""
 
     nodes: Rows = field(default_factory=dict)
     edges: Rows = field(default_factory=dict)
@@ -170,7 +171,7 @@ class NodeIds:
 
     @cached_property
     def _order(self) -> pa.Array:
-        # bisected, since a hash table would take many times the memory of the ids
+        # for bisection, since a hash table would need many times the memory of the ids
         return pc.sort_indices(self._names)
 
     def positions(

@@ -1,4 +1,4 @@
-"""A run to serve: its description before Ray starts, and its model in a replica's process."""
+"""Served run: its description before Ray starts, and its model in a replica's process."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class Served:
         Args:
             run: path of the run, or its name within ``storage``.
             task: name of one of several tasks; None = all that predict for nodes, links or graphs.
-            at: predict from edges before this time; None = those before a node's own time, if it
-                has one, else before now. Link prediction in runs with ``sampling.time`` needs one.
+            at: predict from edges before this time; None = before a node's own time, if it has
+                one, else before now. Link prediction in runs with ``sampling.time`` needs one.
             trust, overrides: see `raygnn.predict`.
 
         Raises:
-            InputError: there is no such run, it lacks its weights or data, or no task of it can be
-                served.
+            InputError: the run does not exist, lacks its weights or data, or has no task that can
+                be served.
         """
         run = run if isinstance(run, Run) else open_run(run, storage)
         shown: dict[str, Any] = {"display": False, "tables": False}
@@ -116,11 +116,11 @@ class Served:
     def fixed(self) -> str | None:
         """Why the graph cannot have new rows; None if it can."""
         if self.graph.get("format") != "tables":
-            return "the graph of this run is not made of tables"
+            return "the graph of this run is not built from tables"
         if self.one.model.embedding is not None:
             return "new nodes have no rows in the embedding table (model.embedding)"
         if (how := self.graph.get("normalize") or "none") != "none":
-            return f"features are scaled by all of them (graph.normalize: {how})"
+            return f"features are scaled over all nodes (graph.normalize: {how})"
         return None
 
     @cached_property
@@ -205,7 +205,7 @@ def digest_of(file: Path) -> str:
     try:
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        what, remedy = f"it cannot be read: {error}", "pass a file with the token"
+        what, remedy = f"the token cannot be read: {error}", "pass a file with the token"
         raise InputError(what, where=str(file), remedy=remedy) from None
     if not token:
         raise InputError("the file is empty", where=str(file), remedy="write a token into it")

@@ -57,7 +57,7 @@ class UpdateLog:
                 try:
                     self._updates.append(_UPDATE.validate_json(content))
                 except ValidationError as error:
-                    what = f"this is no update: {error.errors()[0]['msg']}"
+                    what = f"the file is not an update: {error.errors()[0]['msg']}"
                     remedy = "move it and the later ones away"
                     raise DataError(what, where=str(file), remedy=remedy) from None
                 self._bytes += len(content)

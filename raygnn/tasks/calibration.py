@@ -91,7 +91,7 @@ def calibrate(
     positive = 1 if seen.positive is None and width == 2 else seen.positive
     if task.several_labels or positive is None:
         return about, []
-    # as they are written: float32, in which high probabilities round to the same number
+    # in float32, as predictions are written: high probabilities round to the same number
     scores, calibrated = (each.softmax(1)[:, positive].float() for each in (own, after))
     # with more classes calibration changes the order of a class's probabilities
     return about, thresholds(scores, calibrated if width == 2 else None, targets == positive)

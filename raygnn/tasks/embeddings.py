@@ -30,7 +30,7 @@ ROW, BEST = "row", "best"  # names of arrays: current rows, and the best ones
 _AT_ONCE = 1 << 20  # numbers of initial rows that are generated at a time
 _ROOM = 12  # times the size of the rows: free memory of a GPU that holds them and five copies
 _CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
-_DROPOUT = 1  # separates its keys from those of sampling
+_DROPOUT = 1  # distinguishes its keys from the keys of sampling
 
 
 class Embeddings:
@@ -243,7 +243,7 @@ class Embeddings:
         self, ntype: str, came: list[tuple[RowRoutes, Tensor]], scale: float
     ) -> tuple[Tensor, Tensor]:
         """Return the rows that were read, ascending, int64 ``[n]``, and their gradients ``[n,
-        dim]``, averaged over ranks like those of parameters."""
+        dim]``, averaged over ranks like the gradients of parameters."""
         index = torch.cat([routes.given[ntype] for routes, _ in came])
         values = torch.cat([v.index_select(0, routes.places[ntype]) for routes, v in came])
         distinct, count = torch.unique(index, return_counts=True)

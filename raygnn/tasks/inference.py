@@ -2,8 +2,8 @@
 
 Networks that expose their layers are run layer by layer (as in GraphSAGE's and DGL's full-graph
 inference): the last layer for the requested nodes, each earlier one for the nodes that the next
-layer reads. A layer computes each node once, so minibatches cannot do with less work, and memory is
-bounded by a chunk and the rank's own rows. Other modules are run on minibatches with full fanout,
+layer reads. A layer computes each node once, which is the least possible work, and memory is
+bounded by a chunk and the rank's owned rows. Other modules are run on minibatches with full fanout,
 which is exact as well, but visits an edge once for every batch that reaches it.
 """
 
@@ -56,7 +56,7 @@ T = TypeVar("T")
 CHUNK_EDGES = 1_000_000  # limit of a chunk
 CHUNK_BYTES = 1 << 27  # limit of the rows of a chunk's sources, if each has one edge
 _HEAD_ROWS = 1 << 16  # rows that a head reads at a time
-_NOBODY = np.empty(0, np.int64)
+_NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -169,16 +169,13 @@ class Inference:
                 all, which is exact.
             times: int64 ``[n]``, time of each node; None = one time for all, or none.
             layers: of a `Network`, after which its hidden rows are returned; None = all.
-            again: the same nodes will be requested again: keep the first layer's aggregated inputs
-                if they need no parameters and fit.
+            again: keep the first layer's aggregated inputs, if they depend on no parameters and
+                fit, since the same nodes will be requested again.
         """
         owned = as_ids(owned)
         with evaluating(model):
-            if (
-                fanouts is not None
-                or times is not None
-                or not isinstance(model, Network | NodeModel)
-            ):
+            sampled = fanouts is not None or times is not None
+            if sampled or not isinstance(model, Network | NodeModel):
                 return self._by_batches(model, ntype, owned, fanouts, times)
             if isinstance(model, Network):
                 nodes = {ntype: np.sort(owned)}
@@ -200,7 +197,7 @@ class Inference:
     def represent(
         self, model: Encoder, nodes: Mapping[str, np.ndarray], *, again: bool = False
     ) -> dict[str, NodeRows]:
-        """Return an encoder's outputs of this rank's nodes among those that any rank names.
+        """Return an encoder's outputs of this rank's nodes among the nodes that any rank names.
 
         Args:
             nodes: node type → int64 ``[n]``, global ids, of any rank; the same types on all ranks.
@@ -261,7 +258,7 @@ class Inference:
 
     def _needed(self, model: Network, nodes: Frontier, layers: int) -> list[Frontier]:
         """Return the owned nodes (ascending) that each layer must compute, from the first on."""
-        needed = [{t: nodes.get(t, _NOBODY) for t in model.computes(layers - 1)}]
+        needed = [{t: nodes.get(t, _NO_IDS) for t in model.computes(layers - 1)}]
         for number in reversed(range(layers - 1)):
             needed.insert(0, self._read_by(needed[0], model.computes(number)))
         return needed
@@ -279,7 +276,7 @@ class Inference:
         mark(nodes)
         if self._exchange.max(int(not all(marked.all() for marked in marks.values()))):
             for chunk in self._chunks(nodes, 1):
-                others = {t: [_NOBODY] for t in marks}
+                others = {t: [_NO_IDS] for t in marks}
                 for source, rows, chosen in (
                     (e[0], shard.topology[e], chunk[e[2]]) for e in shard.etypes if e[0] in marks
                 ):
@@ -326,7 +323,7 @@ class Inference:
             for t, nodes in ids.items()
         )
         for etype, rows in self._shard.topology.items():
-            nodes = ids.get(etype[2], _NOBODY) - rows.first
+            nodes = ids.get(etype[2], _NO_IDS) - rows.first
             edges = int((rows.indptr[nodes + 1] - rows.indptr[nodes]).sum())
             total += edges * sum(row_bytes(column) for column in rows.carried.values())
         return not self._exchange.max(int(total > self._spare))
@@ -336,7 +333,7 @@ class Inference:
     ) -> Iterator[LayerInput]:
         """Yield a later layer's inputs, for chunks of owned nodes. A layer that narrows rows does
         so before they are gathered and sent. ``tables``: node type → the previous layer's rows of
-        the nodes ``held``."""
+        the nodes in ``held``."""
         shard = self._shard
         narrows = layer.narrows(max(rows.shape[1] for rows in tables.values()))
         columns = {t: {FEATURES: rows} for t, rows in tables.items()}
@@ -348,10 +345,10 @@ class Inference:
                 own = torch.from_numpy(held[t] - shard.first(t))
                 columns[t][degree_column(etype)] = shard.in_degree(etype)[own]
 
-        places = {t: np.full(shard.owned(t), -1) for t in columns}  # -1 is never looked up
+        places = {t: np.full(shard.owned(t), -1) for t in columns}
         for t, nodes in held.items():
             places[t][nodes - shard.first(t)] = np.arange(len(nodes))
-        ring = BufferRing(1)  # a chunk's rows are used before those of the next are gathered
+        ring = BufferRing(1)  # a chunk's rows are used before the next chunk's are gathered
 
         def rows_of(t: str, nodes: np.ndarray) -> list[Tensor]:
             index = torch.from_numpy(places[t][nodes - shard.first(t)])
@@ -418,9 +415,8 @@ class Inference:
         carried = [rows.carried.get(EDGE_FEATURES) for rows in shard.topology.values()]
         width = max(1, width) + max((c.shape[1] for c in carried if c is not None), default=0)
         most = max(1, min(CHUNK_EDGES, CHUNK_BYTES // (4 * width)))
-        nobody = {t: np.empty(0, np.int64) for t in shard.ntypes}
         for ntype, ids in nodes.items():
-            edges = np.arange(len(ids) + 1)  # nodes without edges count, too
+            edges = np.arange(len(ids) + 1)  # each node counts as an edge
             for etype in shard.etypes:
                 if etype[2] == ntype:
                     degree = shard.in_degree(etype).numpy()[ids - shard.first(ntype)]
@@ -430,7 +426,7 @@ class Inference:
             cuts = np.full(max(1, self._exchange.max(len(stops))), len(ids))
             cuts[: len(stops)] = stops
             for some in np.split(ids, cuts[:-1]):
-                yield {**nobody, ntype: some}
+                yield {**dict.fromkeys(shard.ntypes, _NO_IDS), ntype: some}
 
     def _by_batches(
         self,

@@ -336,7 +336,7 @@ class MultitaskTask(TaskModule):
 
     Args:
         model: a `MultitaskModel`.
-        tasks: task name → module, of which only `losses_of` is used.
+        tasks: task name → module; only its `losses_of` is used.
         weights: of their losses.
         config, world, planned: see `TaskModule`.
     """

@@ -51,9 +51,9 @@ def measure(
     lost, seeds = exchange.sum(torch.stack([total, num]))
     values["loss"] = float(lost / seeds)
     if "metric" in config.own:
-        everyone = exchange.gather_rows(outputs), exchange.gather_rows(targets)
+        gathered = exchange.gather_rows(outputs), exchange.gather_rows(targets)
         # computed by rank 0 alone, so that ranks cannot get different values
-        value = own_metric(config, *everyone) if exchange.world.rank == 0 else 0.0
+        value = own_metric(config, *gathered) if exchange.world.rank == 0 else 0.0
         values[chosen] = float(exchange.sum(torch.tensor(value, dtype=torch.float64)))
     return values
 
@@ -130,11 +130,11 @@ def classification_metrics(
         if positive is None and classes == 2:
             positive = 1
         chosen = list(range(classes)) if positive is None else [positive]
-        everyone = exchange.gather_rows(class_log_odds(outputs)[:, chosen])
+        gathered = exchange.gather_rows(class_log_odds(outputs)[:, chosen])
         truth = exchange.gather_rows(labels)
-        columns = [(scored, (truth == c).long()) for c, scored in zip(chosen, everyone.T)]
+        columns = [(scored, (truth == c).long()) for c, scored in zip(chosen, gathered.T)]
         values |= {name: mean for name, (mean, _) in _over(columns, _CURVES, wanted).items()}
-    broken = bool(outputs.isnan().any())  # of which argmax makes a class
+    broken = bool(outputs.isnan().any())  # argmax would turn NaN into a class
     return dict.fromkeys(values, math.nan) if exchange.max(int(broken)) else values
 
 
@@ -150,7 +150,7 @@ def label_metrics(
 
     Returns:
         ``"roc_auc"``, ``"average_precision"``, ``"mcc"``, and ``"recall@K"`` if requested, averaged
-        over the labels of which both 0 and 1 are known, NaN if there are none; and with several
+        over the labels with known seeds of both 0 and 1, NaN without such labels; and with several
         labels ``"roc_auc_k"`` and so on for label ``k``.
     """
     scores = exchange.gather_rows(outputs)

@@ -1,8 +1,8 @@
 """Optimizers (``train.optimizer``) and learning rate schedules (``train.schedule``).
 
 All schedules but ``plateau`` are functions of the step number alone, so that a resumed run has the
-rates of an uninterrupted one, and an extended run those of the longer run from there on. torch's
-schedulers of these kinds store the length, and some the last rate, in their state.
+rates of an uninterrupted run, and an extended run has the rates of the longer run from there on.
+torch's schedulers of these kinds store the length, and some the last rate, in their state.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def with_schedules(
     warmup = 0 if schedule.kind == "one_cycle" else _steps(schedule.warmup, total)
     scale = rate_scale(config, planned)
     lowest = [group["lr"] * floor for group in optimizer.param_groups]
-    # a scaled rate starts from that of one worker (Goyal et al. 2017, section 2.2)
+    # a scaled rate starts from one worker's rate (Goyal et al. 2017, section 2.2)
     start = 1 / (warmup + 1) if config.lr_scaling == "none" else min(1.0, 1 / scale)
     found: list[dict[str, Any]] = []
     if schedule.kind == "plateau":

@@ -6,9 +6,9 @@ rank scores the nodes that it owns; higher and equal scores are counted over all
 the mean of the best and the worst rank (Sun et al., "A re-evaluation of knowledge graph completion
 methods", ACL 2020).
 
-Metrics per source are of the lists of the K best targets of each source.
+Metrics per source are computed from the list of the K best targets of each source.
 
-Alternatively each edge is ranked among some candidates, or among one list of negative edges; with
+Alternatively each edge is ranked among some candidates, or among one list of negative edges. With
 lists of the Open Graph Benchmark (Hu et al., 2020) the metrics equal its evaluator's.
 
 Shapes: Q queries, K owned nodes, D numbers of a node.
@@ -154,8 +154,8 @@ class Ranking:
         """Compute ``recall@K``, … of the best targets, averaged over the sources that have edges in
         a split; with relations, over pairs of a source and a relation.
 
-        Edges of earlier splits, and of none, are no candidates; the other true ones of this split
-        are.
+        Targets of edges of earlier splits, or of no split, are not candidates; the other true
+        targets of this split are.
 
         Args:
             decoder, rows, device: see `metrics`.
@@ -242,18 +242,18 @@ class Ranking:
         exchange, edges = self._exchange, self._edges
         first = self._span("target")[0]
         facts = np.stack([edges.src[own], edges.dst[own], self._relation[own], keys], axis=1)
-        everyones = exchange.gather_rows(torch.from_numpy(facts)).numpy()
-        relation = torch.from_numpy(np.ascontiguousarray(everyones[:, 2])).to(device)
+        gathered = exchange.gather_rows(torch.from_numpy(facts)).numpy()
+        relation = torch.from_numpy(np.ascontiguousarray(gathered[:, 2])).to(device)
         found, nodes = [], None
         if candidates is not None:
-            nodes = candidates.nodes(everyones[:, 3], everyones[:, :2].T)
+            nodes = candidates.nodes(gathered[:, 3], gathered[:, :2].T)
         stays = {"target": sources}
         stays["source"] = rows["target"][torch.from_numpy(edges.dst[own] - first)]
         for column, end in enumerate(ENDS):
             if end not in (ends if nodes is None else nodes):
                 continue
-            right, other = everyones[:, column], everyones[:, 1 - column]
-            keys = other * self._relations + everyones[:, 2]
+            right, other = gathered[:, column], gathered[:, 1 - column]
+            keys = other * self._relations + gathered[:, 2]
             kept = exchange.gather_rows(stays[end].contiguous()).to(device)
             if candidates is not None and nodes is not None:
                 score_of = partial(_scores, decoder, kept, rows[end], relation, end)
@@ -348,7 +348,7 @@ class Ranking:
         bad = count - self._exchange.max(count - int(bad))
         if bad < count:
             message = "it lists an edge that the graph has"
-            raise lists.error(message, "remove true edges, those of every split", bad)
+            raise lists.error(message, "remove the true edges of all splits", bad)
 
     @torch.no_grad()
     def metrics_among(
@@ -360,7 +360,7 @@ class Ranking:
         device: torch.device,
     ) -> dict[str, float]:
         """Compute `metrics` of each edge among the same negative edges, ``pairs [2, M]``. An edge
-        is a hit if its score is above that of the k-th best of these, as in OGB."""
+        is a hit if its score is above the k-th best of these scores, as in OGB."""
         edges, exchange = self._edges, self._exchange
         first, last = self._span("target")
         mine = pairs[:, (pairs[1] >= first) & (pairs[1] < last)]
@@ -433,13 +433,13 @@ def ranked_among_drawn(
         Metrics; all NaN if a score is NaN. The same on all ranks.
     """
     scores = [there, *(other[counted] for other, counted in zip(absent, counts))]
-    everyones = [exchange.gather_rows(some.float().cpu()) for some in scores]
-    if any(bool(some.isnan().any()) for some in everyones) or not len(everyones[0]):
+    gathered = [exchange.gather_rows(some.float().cpu()) for some in scores]
+    if any(bool(some.isnan().any()) for some in gathered) or not len(gathered[0]):
         return dict.fromkeys((*_RANKS, "average_precision"), math.nan)
     ranks = [1 + ranked_above(there, other, counted) for other, counted in zip(absent, counts)]
     means = _means(exchange.gather_rows(torch.cat(ranks).cpu()))
-    scored = torch.cat(everyones)
-    truth = (torch.arange(len(scored)) < len(everyones[0])).int()
+    scored = torch.cat(gathered)
+    truth = (torch.arange(len(scored)) < len(gathered[0])).int()
     precision = binary_average_precision(score_order(scored), truth)
     return {**means, "average_precision": float(precision)}
 
@@ -461,10 +461,10 @@ def metrics_of_ranks(ranks: Tensor, total: int, exchange: Exchange) -> dict[str,
         total: number of edges of all ranks; if fewer were ranked, at random, then also
             ``mrr_error``, the standard error of ``mrr``.
     """
-    everyones = exchange.gather_rows(ranks)
-    metrics, num = _means(everyones), len(everyones)
+    gathered = exchange.gather_rows(ranks)
+    metrics, num = _means(gathered), len(gathered)
     if num < total:
-        spread = float((1 / everyones).sort().values.std())
+        spread = float((1 / gathered).sort().values.std())
         metrics["mrr_error"] = spread * math.sqrt((1 - num / total) / num)
     return metrics
 
@@ -474,15 +474,15 @@ def metrics_of_lists(
 ) -> dict[str, float]:
     """Compute the metrics of `Ranking.metrics_per_source`, averaged over sources, relations and
     times. Collective. ``asked``: source, relation, time and target of this rank's edges, int64
-    ``[n, 4]``; ``ranks``: of these among all that is not true, float64 ``[n]``."""
+    ``[n, 4]``; ``ranks``: rank of each target among the untrue ones, float64 ``[n]``."""
     names = top_names(tops)
-    everyones = exchange.gather_rows(ranks).numpy()
-    if np.isnan(everyones).any():
+    gathered = exchange.gather_rows(ranks).numpy()
+    if np.isnan(gathered).any():
         return dict.fromkeys(names, math.nan)
     pairs, first = np.unique(exchange.gather_rows(asked).numpy(), axis=0, return_index=True)
     query = np.unique(pairs[:, :3], axis=0, return_inverse=True)[1].ravel()
-    order = np.lexsort((everyones[first], query))
+    order = np.lexsort((gathered[first], query))
     query = query[order]
-    above = np.arange(len(query)) - np.searchsorted(query, query)  # other true ones
-    found = list_metrics(query, everyones[first][order] + above, tops)
+    above = np.arange(len(query)) - np.searchsorted(query, query)  # other true targets
+    found = list_metrics(query, gathered[first][order] + above, tops)
     return dict(zip(names, found.mean(1).tolist()))

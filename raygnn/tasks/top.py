@@ -48,7 +48,7 @@ class Search:
         ids: int64 ``[C]``, owned candidates, global; of equal ones the first is the best.
         rows: their rows, float32 ``[C, D]`` on the CPU.
         span: the first node that this rank owns, and the one after its last.
-        known: edges that are no candidates.
+        known: edges whose targets are not candidates.
         relations: their number, at least 1.
     """
 
@@ -88,16 +88,16 @@ class Search:
         """
         exchange, world = self._exchange, self._exchange.world.size
         count = exchange.gather_rows(torch.tensor([len(keys)]))
-        everyones = exchange.gather_rows(torch.from_numpy(keys)).numpy()
+        gathered = exchange.gather_rows(torch.from_numpy(keys)).numpy()
         width = max(1, min(k, self.most))
-        best, columns = empty_lists(len(everyones), width)
-        for start, scores in self.blocks(everyones, exchange.gather_rows(kept)):
+        best, columns = empty_lists(len(gathered), width)
+        for start, scores in self.blocks(gathered, exchange.gather_rows(kept)):
             keep_best(scores.cpu().numpy(), start, best, columns)
         named = np.append(names, -1)[columns]
         send = np.repeat(count.numpy()[:, None], 2, axis=1)
         given = torch.from_numpy(best), torch.from_numpy(named)
         came = exchange.columns(given, send, exchange.counts(send))
-        # those of each rank side by side
+        # lists of all ranks side by side
         found, named = (
             c.numpy().reshape(world, -1, width).swapaxes(0, 1).reshape(-1, world * width)
             for c in came

@@ -43,10 +43,8 @@ def test_metrics_are_a_row_per_record(tmp_path: Path) -> None:
 def test_it_shows_itself_briefly(tmp_path: Path) -> None:
     run = open_run(make(tmp_path, "a"))
     assert repr(run) == f"Run({str(run.path)!r}: status done, test/accuracy 0.8151, steps 20)"
-    assert "<td style='text-align:left'>0.8151</td>" in run._repr_html_()
     assert run.to_dict()["status"] == "done"
     assert run.to_dict()["path"] == str(run.path)
-    assert "<script>" not in open_run(make(tmp_path, "<script>"))._repr_html_()
 
 
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
@@ -98,5 +96,5 @@ def test_a_copied_run_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_ids_of_several_kinds(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no ids"):
+    with pytest.raises(InputError, match="the ids cannot be read"):
         Run(tmp_path).predict(ids=[1, "a"])  # type: ignore[list-item]

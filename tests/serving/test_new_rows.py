@@ -261,7 +261,7 @@ def test_what_a_request_can_have(
     assert few[0] == few[1]
     assert few[0][0][0]["node"] == "c1"
     other = serve(train_on_ranks(make_job(train={"epochs": 1})))
-    assert "not made of tables" in error(other, NodeQuestion([1], **new))
+    assert "not built from tables" in error(other, NodeQuestion([1], **new))
     assert "new" not in other.schema()
 
 

@@ -96,7 +96,9 @@ def test_a_damaged_log(damage: str, tmp_path: Path) -> None:
         first.unlink()
     else:
         first.write_text('{"nodes": {' if damage == "cut" else '{"people": {}}')
-    with pytest.raises(DataError, match=r"0000000\d\.json: (updates before|this is no update)"):
+    with pytest.raises(
+        DataError, match=r"0000000\d\.json: (updates before|the file is not an update)"
+    ):
         UpdateLog(tmp_path / "updates")
 
 
@@ -119,7 +121,7 @@ def test_what_is_refused_before_ray_starts(tmp_path: Path, make_job: JobFactory)
     with pytest.raises(InputError, match="need a token"):
         serve_until_stopped(run, updates=True, display=False)
     given: dict[str, Any] = {"token_file": tmp_path / "token", "display": False}
-    with pytest.raises(InputError, match="not made of tables"):
+    with pytest.raises(InputError, match="not built from tables"):
         serve_until_stopped(run, updates=True, **given)
     run, _ = trained(tmp_path, kind="sage")
     serve(run)
