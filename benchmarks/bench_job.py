@@ -53,6 +53,7 @@ def raygnn(partition: Path, scale: str, epochs: int) -> Job:
         file = Path(directory) / "job.yaml"
         file.write_text(yaml.safe_dump(config))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": str(WORK / "numba")}
+        started = time.time()
         done = subprocess.run(
             [sys.executable, "-m", "raygnn", "train", str(file)],
             cwd=CHECKOUT,
@@ -63,10 +64,34 @@ def raygnn(partition: Path, scale: str, epochs: int) -> Job:
             timeout=_DEADLINE,
         )
         finished = time.time()
+        total = finished - started
         if done.returncode:
             raise RuntimeError(f"raygnn ended with {done.returncode}:\n{done.stdout[-3000:]}")
         metrics = (Path(directory) / "bench" / "metrics.jsonl").read_text().splitlines()
-        return Job([], [], json.loads(metrics[-1])["test/accuracy"], finished)
+        records = [json.loads(line) for line in metrics]
+        print(f"raygnn: {phases(records, total)}")
+        steps, evaluations = spans(records)
+        return Job(steps, evaluations, records[-1]["test/accuracy"], finished)
+
+
+def spans(records: list[dict[str, float]]) -> tuple[list[float], list[float]]:
+    """Return the seconds of the epochs, from the first step's end on, and of their evaluations."""
+    epochs, evaluations = [], []
+    begun = last = records[0]["time"]
+    for record in records:
+        if "val/loss" in record and "test/loss" not in record:
+            epochs.append(last - begun)
+            evaluations.append(record["time"] - last)
+            begun = record["time"]
+        last = record["time"]
+    return epochs, evaluations
+
+
+def phases(records: list[dict[str, float]], total: float) -> str:
+    """Return the seconds before the first step's end, for the test, and after it."""
+    first, validated, tested = (records[at]["time"] for at in (0, -2, -1))
+    test, closing = tested - validated, total - tested
+    return f"to the first step {first:.1f} s, test {test:.1f} s, closing {closing:.1f} s"
 
 
 def main() -> int:
