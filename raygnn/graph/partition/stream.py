@@ -214,7 +214,7 @@ class NeighbourLists:
         total = int(self.degrees.sum(dtype=np.int64))
         range_of = (before // max(_RANGE, -(-total // _RANGES))).astype(np.uint8)
         ranges = int(range_of[-1]) + 1
-        nodes = np.searchsorted(range_of, np.arange(ranges + 1))
+        nodes = np.searchsorted(range_of, np.arange(ranges + 1, dtype=np.uint8))
         starts = np.append(before[nodes[:-1]], total)
         del before
         ends, bytes_of_pair = starts[:-1].copy(), 2 * np.dtype(self.index).itemsize
