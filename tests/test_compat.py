@@ -14,7 +14,6 @@ import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn import compat
-from raygnn.compat import fallbacks
 from tests.support.commands import Command
 from tests.support.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 
@@ -22,9 +21,9 @@ from tests.support.small_jobs import JobFactory, job, losses, selected, train_on
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Clear the cache of looked-up names before and after each test."""
-    fallbacks._unusable.cache_clear()
+    compat._unusable.cache_clear()
     yield
-    fallbacks._unusable.cache_clear()
+    compat._unusable.cache_clear()
 
 
 def norm_by(*names: str) -> Callable[[float], float]:
@@ -32,7 +31,7 @@ def norm_by(*names: str) -> Callable[[float], float]:
     def keep(x: float) -> float:
         return x
 
-    fallbacks._COMFORTS.pop()
+    compat._COMFORTS.pop()
     return keep
 
 
@@ -125,7 +124,6 @@ _ACTORS = """
 import ray
 
 from raygnn import compat
-from raygnn.compat import fallbacks
 
 ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 

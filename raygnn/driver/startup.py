@@ -21,6 +21,7 @@ from raygnn.errors import PreflightError, TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import REMEDIES
 from raygnn.runs.display import Display
+from raygnn.runs.metrics_files import last_lines
 from raygnn.runs.progress_line import clock
 from raygnn.worker import ray_nodes
 from raygnn.worker.control import Snapshot
@@ -90,8 +91,8 @@ class RoomRequest:
                 if left <= 0:
                     raise self._missing(fit, len(nodes))
                 there = f"{fit} of {self.workers} fit on {some(len(nodes), 'node')}"
-                came = len(nodes - before)
-                detail(f"{there}{f' ({came} new)' if came else ''}, {clock(left)} left")
+                new = len(nodes - before)
+                detail(f"{there}{f' ({new} new)' if new else ''}, {clock(left)} left")
 
     def give_back(self) -> None:
         """Release the reserved resources, such as for Ray Train."""
@@ -109,18 +110,18 @@ class RoomRequest:
             f"{some(self.workers, 'worker')} with {asked} each: {free} are free on "
             f"{some(nodes, 'node')}",
             where=f"cluster.wait: {self._config.wait}",
-            remedy="see on the head what the autoscaler does (`ray status`), let it start more "
-            "nodes (max_workers or maxReplicas in the cluster's file), raise cluster.wait, or "
-            "lower cluster.workers",
+            remedy="check the autoscaler on the head node (`ray status`), let it start more nodes "
+            "(max_workers or maxReplicas in the cluster's file), raise cluster.wait, or lower "
+            "cluster.workers",
         )
 
 
 class Startup:
-    """Monitor of Ray's start of a job's workers.
+    """Monitor of the start of a job's workers.
 
     Ray waits silently and without limit for nodes that are large enough, and for a worker whose
-    process dies again and again before it can report why. ``workers``: the requested number; of a
-    range, the maximum.
+    process dies repeatedly before it can report why. ``workers``: the requested number; the maximum
+    of a range.
     """
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):
@@ -132,7 +133,7 @@ class Startup:
         self._timeout = patience(config)
         self._cluster = cluster
         self._show = show
-        # Ray's present activity; empty once the workers run
+        # Ray's current activity; empty once the workers run
         self.detail = "starting Ray" if cluster.local else f"connecting to {cluster.address}"
         self._phase: Phase | None = None
         self._since = self._next = 0.0
@@ -210,8 +211,8 @@ class Startup:
         died = _stillborn(logs) if logs else 0
         if waited < _PROCESSES and died < self._workers:
             return
-        said = _end_of(logs / "raylet.err") if logs else ""
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        lines = _last_lines(logs / "raylet.err") if logs else []
+        lines = [line.strip() for line in lines if line.strip()]
         causes = [line for line in lines if _CAUSE.match(line)]
         reason = (causes or lines or ["Ray's logs give no reason"])[-1]
         what = "the workers' processes die as soon as they start"
@@ -238,7 +239,7 @@ def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
 
 def _stillborn(logs: Path) -> int:
     """Count the worker processes that ended before they opened their logs."""
-    started = _STARTED.findall(_end_of(logs / "raylet.out"))
+    started = _STARTED.findall("\n".join(_last_lines(logs / "raylet.out")))
     return sum(
         not any(logs.glob(f"worker-{worker}-*")) and not _runs(pid) for pid, worker in started
     )
@@ -251,13 +252,8 @@ def _runs(pid: str) -> bool:
         return False
 
 
-def _end_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _LONGEST))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+def _last_lines(path: Path) -> list[str]:
+    return [line.decode(errors="replace") for line in last_lines(path, _LONGEST)]
 
 
 def startup_progress(snapshot: Snapshot) -> str:

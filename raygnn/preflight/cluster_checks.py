@@ -10,6 +10,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from raygnn import compat
@@ -18,17 +19,17 @@ from raygnn.config.places import size
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 
-# package → oldest and first unsupported version, as in pyproject.toml
-SUPPORTED: dict[str, tuple[str, str | None]] = {
-    "python": ("3.11", "3.14"),
-    "torch": ("2.6", None),
-    "dgl": ("2.1", "2.5"),
-    "ray": ("2.53", None),
-    "lightning": ("2.5", None),
-    "torchmetrics": ("1.4", None),
+# package → supported versions, as in pyproject.toml
+SUPPORTED = {
+    "python": ">= 3.11, < 3.14",
+    "torch": ">= 2.6",
+    "dgl": ">= 2.1, < 2.5",
+    "ray": ">= 2.53",
+    "lightning": ">= 2.5",
+    "torchmetrics": ">= 1.4",
 }
-# Package → first version whose private names were not compared, see `raygnn.compat`.
-UNSEEN = {"torch": "2.16", "ray": "2.61", "lightning": "2.7"}
+# Package → versions whose private names were compared, see `raygnn.compat`.
+COMPARED = {"torch": "< 2.16", "ray": "< 2.61", "lightning": "< 2.7"}
 
 # variables with a value for each node
 _PER_NODE = (
@@ -44,39 +45,35 @@ def nodes_answer(job: JobFacts) -> Iterator[Finding]:
     problems = {node.problem for node in job.silent}
     if not job.nodes and len(problems) == 1:  # hardly a fault of each node
         yield error(
-            f"none of {some(len(job.silent), 'node')} gave facts: {problems.pop()}",
+            f"none of {some(len(job.silent), 'node')} answered: {problems.pop()}",
             "raise cluster.probe_timeout if the machines are busy or start Python slowly; else "
-            "look whether Ray can run anything there",
+            "check that Ray can run tasks on them",
             [node.node for node in job.silent[:20]],
         )
         return
     for node in job.silent:
-        remedy = "look after that node, take it out of the cluster, or raise cluster.probe_timeout"
-        yield error(f"the node gave no facts: {node.problem}", remedy, [node.node])
+        remedy = "repair the node, remove it from the cluster, or raise cluster.probe_timeout"
+        yield error(f"the node did not answer: {node.problem}", remedy, [node.node])
 
 
 def versions_supported(job: JobFacts) -> Iterator[Finding]:
     """Python and the packages have supported versions; reports what a newer version or
     `RAYGNN_PLAIN` costs."""
-    for name, (oldest, limit) in SUPPORTED.items():
+    for name, versions in SUPPORTED.items():
         unsupported: dict[str, list[str]] = defaultdict(list)
         for node in job.nodes:
             version = node.python if name == "python" else node.versions.get(name)
             optional = name == "dgl" and version is None
-            if not optional and not supported(version, oldest, limit):
+            if not optional and not supported(version, versions):
                 unsupported[version or "missing"].append(node.node)
-        required = f"{name} >= {oldest}" + (f", < {limit}" if limit else "")
         for installed, nodes in unsupported.items():
-            is_missing = installed == "missing"
-            yield error(
-                f"{name} is not installed" if is_missing else f"{name} is {installed}",
-                f"install {required} there"
-                + ", with Python 3.12 or older, or uninstall it" * (name == "dgl"),
-                nodes,
-            )
+            state = "not installed" if installed == "missing" else installed
+            remedy = f"install {name} {versions} there"
+            remedy += ", with Python 3.12 or older, or uninstall it" * (name == "dgl")
+            yield error(f"{name} is {state}", remedy, nodes)
     newer = any(
-        (version := node.versions.get(name)) and not supported(version, "0", limit)
-        for name, limit in UNSEEN.items()
+        (version := node.versions.get(name)) and not supported(version, versions)
+        for name, versions in COMPARED.items()
         for node in job.nodes
     )
     if not newer and not os.environ.get(compat.PLAIN):
@@ -138,8 +135,7 @@ def _differ(
     remedy: str,
     missing: str = "missing",
 ) -> Iterator[Finding]:
-    """Yield a finding if the nodes' values differ, about the nodes with rare values; ``values``:
-    node → its value."""
+    """Yield a finding about the nodes with rare values if the nodes' ``values`` differ."""
     nodes_of: dict[str, list[str]] = defaultdict(list)
     for node, value in values.items():
         nodes_of[value or missing].append(node)
@@ -149,8 +145,7 @@ def _differ(
     usual = max(nodes_of, key=lambda value: len(nodes_of[value]))
     odd = [node for value, nodes in nodes_of.items() if value != usual for node in nodes]
     listed = ", ".join(
-        f"{value} on {', '.join(nodes[:3])}"
-        + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        f"{value} on {', '.join(nodes[:3])}" + f" and {len(nodes) - 3} more" * (len(nodes) > 3)
         for value, nodes in nodes_of.items()
     )
     finding = error if uniform == "strict" else warn
@@ -167,11 +162,11 @@ def shared_memory(job: JobFacts) -> Iterator[Finding]:
         if node.shm_free is None or node.shm_free >= _SHM_SMALL:
             continue
         none = node.shm_free < _SHM_NONE
-        effect = "Ray and NCCL die there of a bus error" if none else "Ray will fall back to disk"
+        effect = "Ray and NCCL crash with a bus error" if none else "Ray uses the disk instead"
         finding = error if none else warn
         yield finding(
             f"/dev/shm has {size(node.shm_free)} free: {effect}",
-            "enlarge it (docker run --shm-size, or an emptyDir of medium Memory)",
+            "enlarge it (docker run --shm-size; on Kubernetes an emptyDir of medium Memory)",
             [node.node],
         )
 
@@ -187,16 +182,15 @@ def interfaces_there(job: JobFacts) -> Iterator[Finding]:
             continue
         if several and node.network.interface is None:
             yield warn(
-                f"no interface has Ray's address {node.network.address}: communication may choose "
-                "a wrong one",
-                "start Ray there with --node-ip-address of the interface to train over",
+                f"no interface has Ray's address {node.network.address}: communication may use a "
+                "wrong interface",
+                "start Ray there with --node-ip-address and the address of the right interface",
                 [node.node],
             )
         given = {**node.environment, **env}.get("GLOO_SOCKET_IFNAME")
-        problem = None if given is None else _gloo_problem(given, interfaces, several)
-        if problem:
-            whose = "comm.env" if "GLOO_SOCKET_IFNAME" in env else "that node's environment"
-            remedy = f"remove it from {whose}: raygnn finds the interface of each node itself"
+        if given is not None and (problem := _gloo_problem(given, interfaces, several)):
+            whose = "comm.env" if "GLOO_SOCKET_IFNAME" in env else "the node's environment"
+            remedy = f"remove it from {whose}: raygnn finds each node's interface itself"
             yield error(f"GLOO_SOCKET_IFNAME is {given!r}: {problem}", remedy, [node.node])
 
 
@@ -209,7 +203,7 @@ def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool
         if not interfaces[name].addresses:
             return f"{name} has no IPv4 address"
         if several and interfaces[name].loopback:
-            return f"{name} reaches nothing but the node itself"
+            return f"{name} connects the node only to itself"
     return None
 
 
@@ -225,10 +219,10 @@ def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
         if level in ("OFF", "INFO"):
             continue
         # torch then wraps the default process group, and DDP's logger crashes on it
-        fatal = "DistributedDataParallel dies of a segmentation fault with it"
-        effect = fatal if level == "DETAIL" else "torch knows OFF, INFO and DETAIL"
+        fatal = "DistributedDataParallel crashes with a segmentation fault"
+        effect = fatal if level == "DETAIL" else "torch accepts OFF, INFO and DETAIL"
         what = f"{name} is {level or 'empty'}: {effect}"
-        remedy = "unset it, and set comm.debug to true: collectives are compared then, too"
+        remedy = "unset it, and set comm.debug to true, which also compares collectives"
         yield error(what, remedy, nodes if for_all is None else ())
 
 
@@ -249,7 +243,7 @@ def network_reach(job: JobFacts) -> Iterator[Finding]:
             "small messages pass and large ones do not: give the interfaces of both nodes, and "
             f"all between them, the same MTU; else {remedy}"
         )
-    also = f"; it is so on {len(bad)} of {len(job.links)} links" if len(bad) > 1 else ""
+    also = f"; {len(bad)} of {len(job.links)} links fail" if len(bad) > 1 else ""
     yield error(
         f"the connection from {first.source} to {first.target} fails: {first.problem}{also}",
         remedy,
@@ -257,10 +251,10 @@ def network_reach(job: JobFacts) -> Iterator[Finding]:
     )
 
 
-def supported(version: str | None, oldest: str, limit: str | None) -> bool:
-    """True if ``oldest <= version < limit``, without local and pre-release suffixes."""
+def supported(version: str | None, versions: str) -> bool:
+    """True if a version, without local and pre-release suffixes, is among the ``versions``, such as
+    ``>= 3.11, < 3.14``."""
     try:
-        release = Version(Version(version or "").base_version)
+        return Version(version or "").base_version in SpecifierSet(versions)
     except InvalidVersion:
         return False
-    return Version(oldest) <= release and (limit is None or release < Version(limit))

@@ -1,5 +1,5 @@
-"""Connections: whether nodes exchange messages of any size over TCP, and whether the head node of a
-Ray cluster accepts this process."""
+"""Checks of connections: nodes exchange messages of any size over TCP, and the head node of a Ray
+cluster accepts this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from raygnn import compat
 from raygnn.errors import PreflightError, wrong_token
 
-_MESSAGES = {"small": 64, "large": 2**18}  # bytes of each, sent there and back
+_MESSAGES = {"small": 64, "large": 2**18}  # bytes in each direction
 _LIMIT = 5.0  # seconds for each step
 _ADMIT = 30.0  # seconds for a process to import Ray and to be accepted
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
@@ -75,17 +75,15 @@ def reach(source: str, target: str, address: str, port: int, bind: str) -> Link:
 
 
 class Knock:
-    """Background check whether the head node at ``HOST:PORT`` accepts this process, because Ray's
-    own connection takes long to fail and then ends the process. Other forms of address, which Ray
+    """Background check that the head node at ``HOST:PORT`` accepts this process, because Ray's own
+    connection takes long to fail and then ends the process. Other forms of address, which Ray
     resolves, are not checked. Raises PreflightError if nothing listens at the address."""
 
     def __init__(self, address: str):
         self._address = address
         self._process: subprocess.Popen[str] | None = None
         if "://" in address:
-            raise self._error(
-                "this is an address of Ray's client", "give the head node's HOST:PORT"
-            )
+            raise self._error("this is a Ray Client address", "set it to the head node's HOST:PORT")
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit()):
             return
@@ -93,7 +91,7 @@ class Knock:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_LIMIT).close()
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
-            remedy = "check the address, and that Ray runs there"
+            remedy = "check the address, and that Ray is running there"
             raise self._error(f"no connection to Ray: {reason}", remedy) from None
         self._process = subprocess.Popen(
             [sys.executable, "-c", compat.KNOCK, address],
@@ -106,8 +104,8 @@ class Knock:
         )
 
     def wait(self) -> None:
-        """Wait until this process is accepted. Raises PreflightError if it is refused, or there is
-        no answer."""
+        """Wait until this process is accepted. Raises PreflightError if it is refused, or the head
+        node does not answer."""
         if self._process is None:
             return
         try:
@@ -115,8 +113,8 @@ class Knock:
         except subprocess.TimeoutExpired:
             raise self._error(
                 f"no answer from a head node of Ray within {_ADMIT:g} s",
-                "give the address that `ray start --head` printed, whose port is 6379 by default; "
-                "if it is this one, look at its load, and at gcs_server.out in its logs "
+                "use the address that `ray start --head` printed, with port 6379 by default; if it "
+                "is correct, check the head node's load, and gcs_server.out in its logs "
                 "(/tmp/ray/session_latest/logs)",
             ) from None
         finally:

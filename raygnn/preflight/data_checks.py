@@ -12,16 +12,16 @@ from raygnn.config.graph import GraphSplit
 from raygnn.config.task import NodeTaskConfig
 from raygnn.graph.data import MASKS, EdgeSplit, EdgeTarget, etype_str
 from raygnn.preflight.facts import ArrayType
-from raygnn.preflight.findings import Finding, JobFacts, error, info, warn
+from raygnn.preflight.findings import Check, Finding, JobFacts, error, info, warn
 
 
 def partition_visible(job: JobFacts) -> Iterator[Finding]:
     """Every node sees the same complete partition."""
     if not job.partition.directory:
-        return  # not made yet
-    remedy = "put the partition where every node sees it (partition.path), or copy it there whole"
+        return  # not built yet
+    remedy = "set partition.path to a directory that all nodes share, or copy all of it there"
     if len(job.nodes) == 1:
-        remedy = f"restore the file, or delete {job.partition.directory} and make it again"
+        remedy = f"restore the file, or delete {job.partition.directory} to build it again"
     for node in job.nodes:
         expected, seen = job.partition.files, node.partition_files
         missing = sorted(expected.keys() - seen.keys())
@@ -29,12 +29,12 @@ def partition_visible(job: JobFacts) -> Iterator[Finding]:
             name for name in expected if seen.get(name, expected[name]) != expected[name]
         )
         if missing:
-            what = f"{len(missing)} of the partition's files are missing, {missing[0]} the first"
+            what = f"{len(missing)} of the partition's files are missing, such as {missing[0]}"
         elif wrong:
             name = wrong[0]
-            what = f"{name} of the partition has {seen[name]} bytes, expected {expected[name]}"
+            what = f"{name} has {seen[name]} bytes, expected {expected[name]}"
         elif node.partition_fingerprint != job.partition.fingerprint:
-            what = "another partition lies at the same place there"
+            what = "the node sees another partition at this path"
         else:
             continue
         yield error(f"{job.partition.directory}: {what}", remedy, [node.node])
@@ -52,18 +52,16 @@ def parts_agree(job: JobFacts) -> Iterator[Finding]:
             listed = ", ".join(f"{kind} in part {columns.index(kind)}" for kind in kinds)
             absent = len(columns) < job.partition.num_parts
             yield error(
-                f"array {name!r} of node type {ntype!r} is not the same in every part: "
+                f"array {name!r} of node type {ntype!r} differs between the parts: "
                 + ("some lack it" if absent else listed),
-                "make the partition again from one array",
+                "build the partition again from one array",
             )
 
 
 def arrays_usable(job: JobFacts) -> Iterator[Finding]:
     """Features and targets exist and have a dtype that can be trained on."""
-    jobs = job.by_task.items()
-    wrong = [_of_task(name, finding) for name, one in jobs for finding in _seeds(one)]
-    yield from wrong
-    if wrong:
+    if wrong := list(_for_each_task(job, _seeds)):
+        yield from wrong
         return
     for ntype, arrays in job.partition.columns.items():
         yield from _inputs(job, ntype, arrays)
@@ -71,16 +69,18 @@ def arrays_usable(job: JobFacts) -> Iterator[Finding]:
     for name, column in {pair for named in job.partition.edges.values() for pair in named.items()}:
         if name in keys:
             yield from _readable(name, keys[name], column)
-    for name, task_job in jobs:
-        for finding in _targets(task_job):
-            yield _of_task(name, finding)
+    yield from _for_each_task(job, _targets)
 
 
-def _of_task(name: str, finding: Finding) -> Finding:
-    if not name:
-        return finding
-    what, remedy = (t.replace("task.", f"tasks.{name}.") for t in (finding.what, finding.remedy))
-    return replace(finding, what=f"task {name}: {what}", remedy=remedy)
+def _for_each_task(job: JobFacts, check: Check) -> Iterator[Finding]:
+    """Yield the findings of a check of a single task, which name the task if there are several."""
+    for name, task_job in job.by_task.items():
+        for found in check(task_job):
+            what, remedy = found.what, found.remedy
+            if name:
+                what, remedy = (t.replace("task.", f"tasks.{name}.") for t in (what, remedy))
+                what = f"task {name}: {what}"
+            yield replace(found, what=what, remedy=remedy)
 
 
 def _seeds(job: JobFacts) -> Iterator[Finding]:
@@ -98,7 +98,7 @@ def _seeds(job: JobFacts) -> Iterator[Finding]:
     elif holders:
         yield error(
             f"several node types have an array {task.target!r}: {', '.join(holders)}",
-            "say which with task.ntype",
+            "set task.ntype to one of them",
         )
     else:
         names = sorted({name for arrays in columns.values() for name in arrays})
@@ -128,11 +128,9 @@ def _targets(job: JobFacts) -> Iterator[Finding]:
     elif task.target in columns:
         yield from _target(job, columns[task.target][0])
     elif job.config.trains:
-        yield error(
-            f"node type {job.ntype!r} has no array {task.target!r} (task.target); "
-            f"there are: {', '.join(sorted(columns)) or 'none'}",
-            "set task.target to one of them, or task.ntype to the type that has it",
-        )
+        remedy = "set task.target to one of them, or task.ntype to the type that has it"
+        kind = f"node type {job.ntype!r} has no"
+        yield _no_array(kind, f"{task.target!r} (task.target)", columns, remedy)
 
 
 def _target(job: JobFacts, column: ArrayType) -> Iterator[Finding]:
@@ -152,8 +150,8 @@ def _target(job: JobFacts, column: ArrayType) -> Iterator[Finding]:
         yield warn(
             f"array {task.target!r} (task.target) is {column}, and {task.kind} predicts numbers: "
             "class numbers have no order",
-            f"set task.kind to {task.unit}_classification if they are classes; numbers such as "
-            "counts may stay, or become float32 to end this warning",
+            f"set task.kind to {task.unit}_classification if they are classes; store numbers such "
+            "as counts as float32 to avoid this warning",
         )
 
 
@@ -176,19 +174,19 @@ def _inputs(
     learns = model.embedding is not None and model.embedding.covers(ntype, has_inputs)
     if not has_inputs and not learns:
         named = [f"{name!r} ({key})" for name, key in names.items()] or ["as input"]
-        yield error(
-            f"node type {ntype!r} has no array {' or '.join(named)}; "
-            f"there are: {', '.join(sorted(arrays)) or 'none'}",
-            "give every node type an array of a name that one of these keys says, or learned rows "
-            "with model.embedding",
+        remedy = (
+            "give every node type an array that one of these keys names, or an embedding table "
+            "(model.embedding)"
         )
+        yield _no_array(f"node type {ntype!r} has no", " or ".join(named), arrays, remedy)
     for name, key in names.items():
         if arrays.get(name):
             yield from _readable(name, key, arrays[name][0])
 
 
 def _readable(name: str, key: str, column: ArrayType) -> Iterator[Finding]:
-    """Check that an array that ``key`` names has numbers, or one category in each row."""
+    """Check that an input array has numbers, or one category per row; ``key``: the key that names
+    it."""
     is_category = not key.endswith("features")
     kind = "whole numbers" if is_category else "numbers"
     if not _are_numbers(column, whole=is_category):
@@ -222,24 +220,17 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
     named: list[tuple[str | None, str]] = [*_edge_inputs(job).items()]
     named.append((job.config.sampling.edge_weight, "sampling.edge_weight"))
     named.append((model.relation, "model.relation"))
-    for name, key in named if edges else ():
-        if name is not None and name not in of_edges:
-            yield error(
-                f"no edge type has an array {name!r} ({key}); "
-                f"there are: {', '.join(sorted(of_edges)) or 'none'}",
-                f"set {key} to arrays that are there",
-            )
-    inputs = model.node_arrays
-    arrays = {name for columns in job.partition.columns.values() for name in columns}
-    if arrays.isdisjoint(inputs):
-        return  # there is a finding for each node type, or they are not known
-    for name, key in inputs.items():
-        if name not in arrays:
-            yield error(
-                f"no node type has an array {name!r} ({key}); "
-                f"there are: {', '.join(sorted(arrays)) or 'none'}",
-                f"set {key} to arrays that are there",
-            )
+    of_nodes = {name for columns in job.partition.columns.values() for name in columns}
+    # without any input there is a finding for each node type, or the arrays are not known
+    inputs = () if of_nodes.isdisjoint(model.node_arrays) else model.node_arrays.items()
+    for kind, arrays, wanted in (
+        ("edge", of_edges, named if edges else ()),
+        ("node", of_nodes, inputs),
+    ):
+        for name, key in wanted:
+            if name is not None and name not in arrays:
+                remedy = f"set {key} to existing arrays"
+                yield _no_array(f"no {kind} type has an", f"{name!r} ({key})", arrays, remedy)
 
 
 def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
@@ -252,23 +243,22 @@ def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
     if unknown:
         yield error(
             f"there is no node type {unknown[0]!r} (model.embedding.ntypes); there are: {listed}",
-            "name one of them, or leave the key out",
+            "name one of them, or remove the key",
         )
     elif not any(
         model.embedding.covers(ntype, not inputs.isdisjoint(arrays))
         for ntype, arrays in columns.items()
     ):
         yield error(
-            "every node type has features, so model.embedding would learn nothing",
-            f"say which are to have some with model.embedding.ntypes ({listed}), or remove it",
+            "every node type has features, so model.embedding has no effect",
+            f"name node types in model.embedding.ntypes ({listed}), or remove model.embedding",
         )
 
 
 def nodes_to_train_on(job: JobFacts) -> Iterator[Finding]:
     """There are seeds for training, validation and test."""
-    for name, task_job in job.by_task.items() if job.config.trains else ():
-        for finding in _enough(task_job):
-            yield _of_task(name, finding)
+    if job.config.trains:
+        yield from _for_each_task(job, _enough)
 
 
 def _enough(job: JobFacts) -> Iterator[Finding]:
@@ -278,17 +268,17 @@ def _enough(job: JobFacts) -> Iterator[Finding]:
     mark = (
         "leave {} graphs: see graph.val and graph.test" if of_graphs else "give the graph a {}_mask"
     )
-    again = "" if of_graphs else f" with {seeds} in it, and make the partition again"
+    again = "" if of_graphs else f" with {seeds} in it, and build the partition again"
     if train == 0:
         yield error(f"the {whole} has no training {seeds}", mark.format("train") + again)
     elif train is not None and train < job.workers:
         yield warn(
-            f"{job.workers} workers share {train} training {seeds}: some have nothing to do",
+            f"{job.workers} workers share {train} training {seeds}, so some have none",
             "lower cluster.workers",
         )
     if splits.get("val") == 0:
         best = job.config.train.select == "best"
-        effect = "; the best weights cannot be told from the last" if best else ""
+        effect = "; the best weights cannot be selected" if best else ""
         yield warn(
             f"the {whole} has no validation {seeds}{effect}",
             mark.format("val") + ", or set train.select to last",
@@ -307,18 +297,18 @@ def splits_agree(job: JobFacts) -> Iterator[Finding]:
     for (name, one), (other, two) in combinations(splits.items(), 2):
         if _alike(one, two):
             continue
-        what = f"tasks {name} and {other} divide the edges of {etype_str(one.etype)} differently"
-        remedy = f"set tasks.{name}.split and tasks.{other}.split to the same"
+        what = f"tasks {name} and {other} split the edges of {etype_str(one.etype)} differently"
+        remedy = f"set tasks.{name}.split and tasks.{other}.split to the same values"
         if one.etype != two.etype:
-            what += f", whose reverses are those of {etype_str(two.etype)}"
-            remedy = "let both predict the same type, or give the edges of both types masks"
-        yield error(f"{what}: one would be trained on what the other is tested with", remedy)
+            what += f", whose reverse edges are of type {etype_str(two.etype)}"
+            remedy = "set both to predict the same type, or give the edges of both types masks"
+        yield error(f"{what}: one would train on edges that the other is tested on", remedy)
 
 
 def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
     """True if no edge is known to be for training in one split and held out in the other."""
     if one.etype != two.etype and one.etype != two.reverse and one.reverse != two.etype:
-        return True  # of different edges
+        return True  # the edges are different
     if (one.shares, one.seed, one.time) != (two.shares, two.seed, two.time):
         return False
     # splits by shares depend on the order of an edge's ends, unless both are of one type
@@ -327,14 +317,15 @@ def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
 
 
 def times_usable(job: JobFacts) -> Iterator[Finding]:
-    """The arrays of times that `sampling.time` and splits by time name exist and are comparable, so
-    that no future edge is sampled."""
+    """The time arrays of `sampling.time` and of splits by time exist and are comparable, so that no
+    future edge is sampled."""
     time, edges = job.config.sampling.time, job.partition.edges
     if time is not None:
         timed = {etype for etype, arrays in edges.items() if time.edges in arrays}
         if not timed:
             names = {name for arrays in edges.values() for name in arrays}
-            yield _no_array("no edge type has an", time.edges, "sampling.time.edges", names)
+            wanted = f"{time.edges!r} (sampling.time.edges)"
+            yield _no_array("no edge type has an", wanted, names, _time("sampling.time.edges"))
         for etype in timed:
             yield from _when(etype_str(etype), time.edges, "sampling.time.edges", edges[etype])
         pairs = dict(job.partition.reverses)
@@ -347,15 +338,13 @@ def times_usable(job: JobFacts) -> Iterator[Finding]:
             if (one in timed) != (other in timed):
                 late, has = map(etype_str, (other, one) if one in timed else (one, other))
                 yield error(
-                    f"edges of type {late!r} are those of {has!r} the other way round, and have no "
-                    f"array {time.edges!r} (sampling.time.edges): they would be seen before they "
-                    "are there",
-                    f"give them the times of {has!r}: tables do with reverse, other formats with "
-                    "graph.reverse",
+                    f"edges of type {late!r} are the reverse edges of {has!r}, and have no array "
+                    f"{time.edges!r} (sampling.time.edges): they would be sampled before their "
+                    "time",
+                    f"give them the times of {has!r}, as graph.reverse does, and for tables "
+                    "reverse in their description",
                 )
-    for name, task_job in job.by_task.items():
-        for finding in _seed_times(task_job):
-            yield _of_task(name, finding)
+    yield from _for_each_task(job, _seed_times)
 
 
 def _seed_times(job: JobFacts) -> Iterator[Finding]:
@@ -368,25 +357,25 @@ def _seed_times(job: JobFacts) -> Iterator[Finding]:
         if time is not None:  # else an edge could be seen while it is predicted
             keys = {config.seed_time: "sampling.time.seeds", time.edges: "sampling.time.edges"}
     elif job.ntype is None or config.table is not None:
-        return  # there is a finding already, or rows have times of their own
+        return  # another check reports it, or rows have their own times
     if config.split_time is not None:
         keys.setdefault(config.split_time, "task.split.time")
     for name, key in keys.items():
         if name is not None and name not in arrays:
-            finding = _no_array(f"{kind} has no", name, key, arrays)
-            if not config.trains and key == "sampling.time.seeds":
-                remedy = "predict all at one time with --at, or give them the array"
-                finding = replace(finding, remedy=remedy)
-            yield finding
+            at_once = not config.trains and key == "sampling.time.seeds"
+            remedy = "predict all for one time with --at, or give them the array"
+            remedy = remedy if at_once else _time(key)
+            yield _no_array(f"{kind} has no", f"{name!r} ({key})", arrays, remedy)
         elif name is not None:
             yield from _when(kind, name, key, arrays)
 
 
-def _no_array(who: str, name: str, key: str, names: Iterable[str]) -> Finding:
-    return error(
-        f"{who} array {name!r} ({key}); there are: {', '.join(sorted(names)) or 'none'}",
-        f"set {key} to an array of whole numbers: `time` of tables that have one",
-    )
+def _time(key: str) -> str:
+    return f"set {key} to an array of whole numbers, such as `time` for tables"
+
+
+def _no_array(who: str, wanted: str, names: Iterable[str], remedy: str) -> Finding:
+    return error(f"{who} array {wanted}; there are: {', '.join(sorted(names)) or 'none'}", remedy)
 
 
 def _when(kind: str, name: str, key: str, arrays: Mapping[str, ArrayType]) -> Iterator[Finding]:
@@ -399,7 +388,7 @@ def edge_arrays_read(job: JobFacts) -> Iterator[Finding]:
     """Every edge array is used by the model, the sampler or the task."""
     model = job.config.model
     if (job.config.task.of_graphs and model.takes_dgl) or not job.config.trains:
-        return  # a user-defined class gets whole graphs; and it was reported in training
+        return  # a user-defined class gets all arrays; and training has reported it
     time = job.config.sampling.time
     read = {*MASKS, "label", job.config.sampling.edge_weight, time and time.edges}
     read |= _edge_inputs(job).keys()
@@ -419,5 +408,5 @@ def edge_arrays_read(job: JobFacts) -> Iterator[Finding]:
             f"edges of {', '.join(kinds)} have {', '.join(names)}, which nothing reads: they are "
             "stored and have no effect",
             "name features in model.edge_features, weights in sampling.edge_weight and times in "
-            "sampling.time or task.split, or leave them out of the graph",
+            "sampling.time or task.split, or remove them from the graph",
         )

@@ -39,7 +39,7 @@ class NodeFacts:
     cpus: int = 0  # available to a process
     gpus: tuple[Gpu, ...] = ()  # available to a process
     memory: int | None = None  # of the machine or the container, whichever has less
-    memory_available: int | None = None  # the same, free now
+    memory_available: int | None = None  # free part of it
     network: NodeNetwork = field(default_factory=NodeNetwork)
     # variables of communication and threads that are set on the node
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class NodeFacts:
     # file of the partition that the node sees (path within it) → size
     partition_files: Mapping[str, int] = field(default_factory=dict)
     partition_fingerprint: str | None = None  # SHA-256 over the partition's json files
-    problem: str | None = None  # why there are no facts, if there are none
+    problem: str | None = None  # why the node did not answer; None if it did
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """Partition as the driver sees it, or the graph before it is partitioned. Without arguments:
+    """Partition as the driver sees it, or the graph before it is partitioned; without arguments,
     graphs that have not been read."""
 
     directory: str = ""  # its path; empty before it is built

@@ -29,9 +29,10 @@ class Finding:
     nodes: tuple[str, ...] = ()  # affected nodes; empty if it is about the job as a whole
 
     def __str__(self) -> str:
+        """Sentence, with the nodes unless it already names all of them."""
         named = (rf"(\b(on|from|to)|,) {re.escape(node)}(?![\w.-])" for node in self.nodes)
         if all(re.search(pattern, self.what) for pattern in named):
-            return self.what  # it has no nodes, or names them already
+            return self.what
         return f"{self.what} (on {', '.join(self.nodes)})"
 
     @property
@@ -50,11 +51,13 @@ error, warn, info = (partial(_finding, severity) for severity in get_args(Severi
 
 @dataclass(frozen=True)
 class JobFacts:
+    """Facts that the checks read."""
+
     config: Config
     partition: PartitionFacts
     resources: Resources
-    nodes: tuple[NodeFacts, ...]  # nodes that answered; ``silent`` are those that did not
-    silent: tuple[NodeFacts, ...]
+    nodes: tuple[NodeFacts, ...]  # nodes that answered
+    silent: tuple[NodeFacts, ...]  # nodes that did not
     workers: int  # number of workers at the start
     links: tuple[Link, ...] = ()  # tested links between nodes
     dry_run: Finding | None = None  # finding of the model's dry run, if any

@@ -16,7 +16,7 @@ SHARE, CACHE, WEIGHTS, ROWS = (
     "its share of the partition",
     "the cache",
     "weights, gradients and optimizer state",
-    "learned rows",
+    "embedding tables",
 )
 # use of memory → remedy if it is too much
 REMEDIES = {
@@ -40,9 +40,9 @@ def resources_fit(job: JobFacts) -> Iterator[Finding]:
     fit = ray.workers(cpus, gpus)
     if job.workers > fit and ray.growing:
         yield info(
-            f"{job.workers} × {worker} do not fit yet: Ray has {has}; the job would ask for more, "
-            f"and wait up to {cluster.wait} for it",
-            "see that the cluster may grow so far; nodes that are not there yet are not judged",
+            f"{job.workers} × {worker} do not fit yet: Ray has {has}; the job requests more and "
+            f"waits up to {cluster.wait}",
+            "check that the cluster may grow that much; future nodes are not checked",
         )
         return
     if job.workers > fit:
@@ -50,17 +50,17 @@ def resources_fit(job: JobFacts) -> Iterator[Finding]:
         local = len(ray.nodes) == 1 and scarce == "cpus"
         yield error(
             f"{job.workers} × {worker} do not fit: Ray has {has} on "
-            f"{some(len(ray.nodes), 'node')}, room for {some(fit, 'such worker')}",
+            f"{some(len(ray.nodes), 'node')}, enough for {some(fit, 'worker')}",
             f"lower cluster.workers or cluster.{scarce}_per_worker"
-            + (", or let more workers share the CPUs with cluster.num_cpus" if local else ""),
+            + ", or let more workers share the CPUs with cluster.num_cpus" * local,
         )
         return
     if fit < job.most:
         yield info(
             f"the job starts with {some(fit, 'worker')} of up to {job.most}: Ray has {has}",
-            "add nodes, of which it makes use at once",
+            "add nodes, which the job then uses",
         )
-    if not job.silent and (  # what a node that has just died had is not free either
+    if not job.silent and (  # the resources of a node that has just died are not free either
         job.fewest * cpus > ray.free_cpus or job.fewest * gpus > ray.free_gpus
     ):
         yield warn(
@@ -81,22 +81,16 @@ def devices_suit(job: JobFacts) -> Iterator[Finding]:
         return
     if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
         yield error(
-            f"{config.model.kind} is given DGL's graphs, and DGL is not installed",
+            f"{config.model.kind} reads DGL's graphs, and DGL is not installed",
             "pip install dgl there, with Python 3.12 or older, or set model.interface to pyg, or "
-            "take a built-in model.kind",
+            "choose a built-in model.kind",
             without,
         )
-    else:
-        yield from _dgl_suits(job)
-
-
-def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
-    """Warn where a user-defined class could not run if it is built of dgl.nn."""
-    config, gpus = job.config, job.config.cluster.gpus_per_worker
+        return
     on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
     if gpus and on_cpus:
         what = f"DGL is a build for CPUs: if {config.model.kind} uses dgl.nn, it cannot run on GPUs"
-        remedy = "build it of raygnn.models or plain torch, or set cluster.gpus_per_worker to 0"
+        remedy = "build it from raygnn.models or plain torch, or set cluster.gpus_per_worker to 0"
         yield warn(what, remedy, on_cpus)
 
 
@@ -112,16 +106,16 @@ def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
 
 
 def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
-    """Ray was started with the GPUs that exist, each of them once."""
+    """Ray was started with the existing GPUs, each of them once."""
     if not job.config.cluster.gpus_per_worker:
         return
     gpus = {node.node: len(node.gpus) for node in job.nodes}
     for node in job.resources.nodes:
         if node.gpus > gpus.get(node.node, node.gpus):
             yield error(
-                f"Ray was told of {node.gpus:g} GPUs, the machine has {gpus[node.node]}: ranks "
-                "would share one",
-                "start Ray there without --num-gpus, or with the real number",
+                f"Ray was started with {node.gpus:g} GPUs, but the machine has {gpus[node.node]}: "
+                "ranks would share one",
+                "start Ray there without --num-gpus, or with the actual number",
                 [node.node],
             )
     nodes_of: dict[str, list[str]] = defaultdict(list)
@@ -131,7 +125,7 @@ def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
                 nodes_of[gpu.uuid].append(holder.node)
     for uuid, nodes in nodes_of.items():
         if len(nodes) > 1:
-            what = f"GPU {uuid} is given away more than once: two ranks would be on one GPU"
+            what = f"GPU {uuid} belongs to several Ray nodes: two ranks would share it"
             remedy = "start one Ray node per machine, or give each its own CUDA_VISIBLE_DEVICES"
             yield error(what, remedy, nodes)
 
@@ -142,33 +136,30 @@ def gpus_are_free(job: JobFacts) -> Iterator[Finding]:
         processes = sorted({pid for gpu in node.gpus for pid in gpu.processes})
         if processes:
             what = f"other processes use its GPUs: {', '.join(map(str, processes[:5]))}"
-            yield warn(what, "end them, or expect less memory and speed", [node.node])
+            yield warn(what, "stop them, or expect less memory and speed", [node.node])
 
 
 def model_runs(job: JobFacts) -> Iterator[Finding]:
-    """Your own model runs one batch forward and backward on the CPU of the machine where the
-    command runs, on a small random graph with the types and arrays of yours."""
+    """Your own model runs one batch forward and backward on the CPU of the command's machine, on a
+    small random graph with the types and arrays of your graph."""
     if job.dry_run is not None:
         yield job.dry_run
 
 
 def storage_visible(job: JobFacts) -> Iterator[Finding]:
     """`storage` is one directory for all nodes, or an object store that each can read and write."""
-    # state → what is so of a directory, and what an object store cannot be
+    # state → problem of a directory, and of an object store
     texts = {
-        "missing": ("does not exist there", "reached"),
-        "other": ("is another directory there than here", "read"),
-        "readonly": ("cannot be made or written there", "written to"),
+        "missing": ("does not exist there", "cannot be reached there"),
+        "other": ("is another directory there than here", "is another store there than here"),
+        "readonly": ("cannot be created or written there", "cannot be written there"),
     }
-    for state, (text, verb) in texts.items():
+    for state, (text, of_store) in texts.items():
         nodes = [node for node in job.nodes if node.storage == state]
         remedy = "set storage to a directory that every node mounts and may write"
         if nodes and job.config.store is not None:
-            why, remedy = nodes[0].storage_error or (
-                "it is another place there than here",
-                "see that the node reaches it, and has credentials for it",
-            )
-            text = f"cannot be {verb} there: {why}"
+            why, remedy = nodes[0].storage_error or ("", "check the node's credentials")
+            text = of_store + f": {why}" * bool(why)
         if nodes:
             named = [node.node for node in nodes]
             yield error(f"storage {job.config.storage} {text}", remedy, named)
@@ -182,11 +173,11 @@ def memory_fits(job: JobFacts) -> Iterator[Finding]:
     yield from _gpu_memory_fits(job)
     uses = memory_plan(job, job.workers)
     need = sum(uses.values())
-    # the partition is mapped: pages that are not used are evicted
+    # the partition is mapped: unused pages are evicted
     held = need - uses[SHARE]
-    told = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
+    listed = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
     remedy = REMEDIES[max(uses.keys() - {SHARE}, key=lambda use: uses[use])]
-    # a graph that is yet to be partitioned is in memory now, and freed before training
+    # a graph that is not partitioned yet is in memory now, and freed before training
     freed = 0 if job.partition.directory else job.partition.bytes
     for node in job.holding:
         if node.memory is None or node.memory_available is None:
@@ -194,15 +185,15 @@ def memory_fits(job: JobFacts) -> Iterator[Finding]:
         available = min(node.memory, node.memory_available + freed)
         if held > available:
             yield error(
-                f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "
-                f"{size(available)} are available",
+                f"{listed} take {size(need)}, but {size(available)} of the node's "
+                f"{size(node.memory)} of memory are available",
                 remedy,
                 [node.node],
             )
         elif need > 0.8 * node.memory_available:
             yield warn(
-                f"{told} take {size(need)}, only {size(available)} of memory are free: what does "
-                "not fit of the partition is read from the disk again and again",
+                f"{listed} take {size(need)}, but only {size(available)} of memory are free: parts "
+                "of the partition that do not fit are read from the disk repeatedly",
                 "stop other programs there, or add nodes",
                 [node.node],
             )
@@ -213,7 +204,7 @@ def _gpu_memory_fits(job: JobFacts) -> Iterator[Finding]:
     for node in job.holding:
         smallest = min((gpu.memory for gpu in node.gpus if gpu.memory), default=None)
         if smallest is not None and need > smallest:
-            what = f"{WEIGHTS} take {size(need)}, a GPU has {size(smallest)} of memory"
+            what = f"{WEIGHTS} take {size(need)}, but a GPU has {size(smallest)} of memory"
             yield error(what, REMEDIES[WEIGHTS], [node.node])
 
 
@@ -221,12 +212,12 @@ def disk_space(job: JobFacts) -> Iterator[Finding]:
     """`storage`, or `staging.path` for an object store, has free space for checkpoints."""
     config, in_store = job.config, job.config.store is not None
     key, place, low = "storage", f"storage {config.storage}", float(_DISK_LOW)
-    if in_store:  # checkpoints that are kept, one that is written, and one that is uploaded
+    if in_store:  # kept checkpoints, one that is being written, and one that is being uploaded
         key = place = "staging.path"
         low = max(low, (config.fault.keep + 2) * weight_bytes(job, 1))
     for node in job.nodes:
         if node.storage != "ok":
-            continue  # there is a finding already
+            continue  # `storage_visible` reports it
         free = node.cache_free if in_store else node.disk_free
         if free is not None and free < low:
             finding = error if free < _DISK_NONE else warn
@@ -240,24 +231,24 @@ def disk_space(job: JobFacts) -> Iterator[Finding]:
 def cache_usable(job: JobFacts) -> Iterator[Finding]:
     """Each node can write to `staging.path`, the directory of its copy of the partition."""
     if job.config.task.of_graphs:
-        return  # which are read where they lie
+        return  # graphs are not copied
     place = job.config.staging.path or "the temporary directory (staging.path is null)"
     for node in job.holding:
         if node.cache is not None:
-            what = f"copies of the partition cannot be kept in {place}: {node.cache}"
-            remedy = "set staging.path to a directory of your own, which need not exist"
+            what = f"copies of the partition cannot be stored in {place}: {node.cache}"
+            remedy = "set staging.path to a directory that you may write or create"
             yield error(what, remedy, [node.node])
 
 
 def cache_space(job: JobFacts) -> Iterator[Finding]:
     """Each node has free space for its copy of its parts of the graph."""
     if job.config.task.of_graphs:
-        return  # which are read where they lie
+        return  # graphs are not copied
     share = job.partition.bytes / max(1, min(len(job.holding), job.fewest))
     for node in job.holding:
         if node.cache is None and node.cache_free is not None and node.cache_free < share:
             yield warn(
-                f"its copy of the partition takes up to {size(share)}, staging.path has "
+                f"its copy of the partition takes up to {size(share)}, but staging.path has "
                 f"{size(node.cache_free)} free",
                 "free space there, or set staging.path to another disk",
                 [node.node],
@@ -265,10 +256,10 @@ def cache_space(job: JobFacts) -> Iterator[Finding]:
 
 
 def memory_plan(job: JobFacts, workers: int) -> dict[str, float]:
-    """Estimate the bytes on a node with so many workers, by use, without batches and activations.
-    With GPUs the weights are in GPU memory."""
+    """Estimate the bytes on a node for a job of ``workers``, by use, without batches and
+    activations. With GPUs the weights are in GPU memory."""
     config, facts = job.config, job.partition
-    here = max(1, workers // max(1, len(job.holding)))  # at least, on some node
+    here = max(1, workers // max(1, len(job.holding)))  # workers per node
     part = min(1.0, here / max(1, workers))
     share, cache = facts.bytes * part, config.sampling.cache
     return {
@@ -281,8 +272,8 @@ def memory_plan(job: JobFacts, workers: int) -> dict[str, float]:
 
 
 def weight_bytes(job: JobFacts, workers: int) -> float:
-    """Return the bytes of a worker's weights, and if it trains of gradients and optimizer state;
-    see docs/performance.md."""
+    """Return the bytes of a worker's weights, and in training also of gradients and optimizer
+    state; see docs/performance.md."""
     config, train = job.config, job.config.train
     weights = parameters(config, job.partition) * config.arithmetic.itemsize
     if not config.trains:

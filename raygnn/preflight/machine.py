@@ -55,8 +55,7 @@ def cpu_model() -> str | None:
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """Return which of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16`` the processor has,
-    sorted."""
+    """Return the processor's instruction sets among `_FLAGS`, sorted."""
     return tuple(sorted(_FLAGS.intersection(_fields(_PROC / "cpuinfo").get("flags", "").split())))
 
 

@@ -37,7 +37,7 @@ class StoredFiles(NamedTuple):
 
     directory: AnyPath
     sizes: Mapping[str, int]  # path within the directory → bytes, of every file that a node needs
-    jsons: tuple[str, ...]  # its description: DGL's json or the collection's, raygnn's manifest
+    jsons: tuple[str, ...]  # json files that describe it: DGL's or the collection's, and raygnn's
 
     @property
     def fingerprint(self) -> str | None:
@@ -79,7 +79,7 @@ def stored_files(meta: Stored) -> StoredFiles:
 def collection_facts(
     meta: CollectionMeta, splits: Mapping[str, int], *, stored: bool
 ) -> PartitionFacts:
-    """Return the facts of a collection of graphs; ``stored``: True if the ranks will read it in its
+    """Return the facts of a collection of graphs; ``stored``: True if the ranks will read its
     directory."""
     facts = PartitionFacts(
         bytes=meta.bytes,
@@ -144,7 +144,7 @@ def edge_target(
         inputs |= {*model.edge_feature_names, *model.edge_category_widths}
     if target is not None and target in inputs:
         return (
-            f"{target!r} is the target (task.target), and an input of the model, too",
+            f"{target!r} is the target (task.target) and also an input of the model",
             "remove it from model.relation and model.decoder_features, and set task.exclude to "
             "reverse",
         )

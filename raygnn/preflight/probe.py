@@ -1,7 +1,7 @@
 """Probes of the nodes: software, hardware, storage, partition, and the connections between them.
 
 This machine is probed in this process. In a cluster, one actor per node, which needs no CPU, probes
-the node within a deadline. A node that does not answer is reported, too.
+the node within a deadline; a node that does not answer is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Question:
     """Paths and files that a node checks."""
 
     storage: AnyPath | None  # location of runs; None = not checked
-    # a file that the driver has written into it, or into the nearest existing directory above it;
+    # file that the driver has written into it, or into the nearest existing directory above it;
     # None on one node
     token: AnyPath | None
     cache: str | None  # ``staging.path``; None = the temporary directory
@@ -75,16 +75,16 @@ class Survey:
 def probe_local(
     config: Config, meta: Stored | None = None, *, question: Question | None = None
 ) -> Survey:
-    """Return the facts of this machine, and the resources of an embedded Ray; ``question``: asked
-    instead of the question about the job."""
+    """Return the facts of this machine, and the resources of an embedded Ray; ``question``: default
+    is the job's."""
     facts = node_facts(question or Question.about(config, meta, token=None))
     return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
 
 class Probes(ExitStack):
     """Actors on all living nodes of the connected Ray; a context manager. They are kept between
-    questions, since each is a Python process. The nodes connect to each other after the first
-    answers."""
+    questions, since each is a Python process. After the first answers the nodes connect to each
+    other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Probes(ExitStack):
         with _token(_place(config)) as token:
             question = Question.about(config, meta, token)
             deadline = config.cluster.probe_timeout.seconds
-            # nodes that have just joined start Python from a cold disk
+            # new nodes start Python from a cold disk
             return self.ask(question, max(deadline, _FIRST if config.cluster.wait_seconds else 0.0))
 
     def ask(self, question: Question, deadline: float) -> Survey:
@@ -124,9 +124,9 @@ class Probes(ExitStack):
             for key, answer in _answers(tasks, deadline).items()
         ]
         if changed:
-            # nodes without CPUs and GPUs hold no rank, and may be behind other firewalls
-            given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
-            self._links = self._connect([n for n in facts if not n.problem and n.node in given])
+            # nodes without CPUs and GPUs run no rank, and may be behind other firewalls
+            given = {n["NodeID"] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
+            self._links = self._connect([n for n in facts if not n.problem and n.id in given])
         return Survey(tuple(facts), _cluster(alive), self._links)
 
     def _start(self, node: dict[str, Any]) -> Any:
@@ -201,15 +201,9 @@ def _cluster(alive: Sequence[dict[str, Any]]) -> Resources:
     import ray
 
     free, names = ray.available_resources(), _names(alive)
-    return Resources(
-        tuple(
-            NodeResources(names[node["NodeID"]], given.get("CPU", 0.0), given.get("GPU", 0.0))
-            for node in alive
-            for given in [node["Resources"]]
-        ),
-        free.get("CPU", 0.0),
-        free.get("GPU", 0.0),
-    )
+    totals = {names[node["NodeID"]]: node["Resources"] for node in alive}
+    nodes = (NodeResources(n, t.get("CPU", 0.0), t.get("GPU", 0.0)) for n, t in totals.items())
+    return Resources(tuple(nodes), free.get("CPU", 0.0), free.get("GPU", 0.0))
 
 
 def _place(config: Config) -> AnyPath:
@@ -219,9 +213,9 @@ def _place(config: Config) -> AnyPath:
 
 @contextmanager
 def _token(storage: AnyPath) -> Iterator[AnyPath]:
-    """Yield a file that only a node with the same storage can see. If the storage does not exist
-    yet, the file is in the nearest existing directory above, so that no command creates or removes
-    a directory that a concurrent command uses."""
+    """Yield a file that only a node with the same storage can see. Before the storage exists, the
+    file is in the nearest existing directory above it, so that no command creates or removes a
+    directory that a concurrent command uses."""
     name = f".probe-{uuid.uuid4().hex}"
     if isinstance(storage, RemotePath):
         file: AnyPath = _put(storage, name)

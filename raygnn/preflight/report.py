@@ -92,7 +92,7 @@ def refuse(findings: Sequence[Finding], config: Config) -> None:
         what = f"{errors[0]} [{errors[0].check}]"
         raise PreflightError(what, where=where, remedy=errors[0].remedy or None)
     if errors:
-        lines = [f"{len(errors)} things stop this job"]
+        lines = [f"the job cannot run, for {len(errors)} reasons"]
         for item in errors:
             lines.append(f"  {item} [{item.check}]" + f"\n    → {item.remedy}" * bool(item.remedy))
         raise PreflightError("\n".join(lines), where=where)
@@ -177,7 +177,7 @@ def display_blocks(report: Report) -> Iterator[DisplayTable | str]:
     """Yield the nodes and the communication variables as tables, after a line with the values that
     all nodes share."""
     if all(node.problem for node in report.nodes):
-        return  # there is a finding
+        return  # `nodes_answer` reports them
     yield from _nodes(report)
     if report.of_job:
         comm = report.comm
@@ -207,12 +207,9 @@ def _nodes(report: Report) -> Iterator[DisplayTable | str]:
     if single:
         return
     kept = [0, *(i for i in columns if i not in shared and any(row[i] for row in answered))]
-    unknown = ("no facts", *[""] * len(kept))
-    yield DisplayTable(
-        "nodes",
-        [Report.COLUMNS[i] for i in kept],
-        [
-            (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
-            for node, row in zip(report.nodes, rows)
-        ],
-    )
+    unknown = ("no answer", *[""] * len(kept))
+    cells = [
+        (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
+        for node, row in zip(report.nodes, rows)
+    ]
+    yield DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], cells)

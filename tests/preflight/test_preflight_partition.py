@@ -123,7 +123,7 @@ def test_a_real_partition_passes_and_a_shorter_one_does_not(
     assert [finding.check for finding in report.findings] == ["partition_visible"]
     assert "node_feat" in report.findings[0].what
     assert not report.ok
-    assert f"delete {meta.directory} and make it again" in report.findings[0].remedy
+    assert f"delete {meta.directory} to build it again" in report.findings[0].remedy
 
 
 def test_the_facts_of_a_graph_do_not_grow_with_the_parts(tmp_path: Path) -> None:

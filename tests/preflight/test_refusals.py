@@ -136,7 +136,7 @@ def test_a_part_of_another_dtype_or_shape(cluster: Cluster, shared: Path) -> Non
         if kind == "shape":
             words = ["float32[16] in part 0", "float32[17] in part 1"]
         refused(
-            cluster, shared, {**config(shared), **wrong}, "'feat'", *words, "make the partition"
+            cluster, shared, {**config(shared), **wrong}, "'feat'", *words, "build the partition"
         )
 
 
@@ -145,7 +145,7 @@ def test_a_part_that_one_node_lacks(cluster: Cluster, shared: Path) -> None:
     second = cluster.hosts[1]
     part = f"{PRIVATE}/parts/part1/node_feat.dgl"
     with undone(second, 'mv "$1" "$1.gone"', 'mv "$1.gone" "$1"', part):
-        refused(cluster, shared, wanted, "part1/node_feat.dgl", "missing", "(on host1)", "copy it")
+        refused(cluster, shared, wanted, "part1/node_feat.dgl", "missing", "(on host1)", "copy all of it")
 
 
 def test_a_storage_that_is_not_shared(cluster: Cluster, shared: Path) -> None:
@@ -189,7 +189,7 @@ def test_too_little_memory(cluster: Cluster, shared: Path) -> None:
 def test_a_node_that_hangs(cluster: Cluster, shared: Path) -> None:
     with cluster.frozen(1):
         wanted = config(shared, probe_timeout="5s")
-        refused(cluster, shared, wanted, "no answer within 5 s", "(on host1)", "out of the cluster")
+        refused(cluster, shared, wanted, "no answer within 5 s", "(on host1)", "from the cluster")
 
 
 def test_nodes_of_other_versions_and_variables(shared: Path) -> None:

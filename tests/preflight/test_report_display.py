@@ -40,7 +40,7 @@ def test_nodes_that_do_not_answer_are_findings() -> None:
     assert isinstance(line, str)
     assert line.startswith("all 2 nodes: ")
     assert isinstance(table, DisplayTable)
-    assert table.rows[1][:2] == ("b", "no facts")
+    assert table.rows[1][:2] == ("b", "no answer")
     assert [*display_blocks(report(silent))] == []
 
 
