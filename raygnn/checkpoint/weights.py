@@ -123,6 +123,8 @@ def find(directory: Path) -> Weights:
     file, about = directory / FILE, directory / ABOUT
     try:
         digest = sha256(file)
+        if not about.exists():
+            raise _damaged(about, f"this file is missing, which describes the weights in {FILE}")
         found = Weights.model_validate({**read_json(about), "path": file})
     except FileNotFoundError:
         raise InputError(

@@ -145,6 +145,13 @@ def test_a_manifest_with_a_wrong_step_or_size_is_rejected(
             store.judge(tmp_path / STEP, config)
 
 
+def test_weights_without_their_description(tmp_path: Path) -> None:
+    (tmp_path / "selected.pt").write_bytes(b"x")
+    with pytest.raises(DataError, match="is missing, which describes the weights") as error:
+        weights.find(tmp_path)
+    assert error.value.where == str(tmp_path / "selected.json")
+
+
 @pytest.mark.filterwarnings("ignore:.*pickle protocol")
 def test_weights_that_run_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`raygnn predict` refuses a hostile selected.pt, and the other verbs do not open it."""

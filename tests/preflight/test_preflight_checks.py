@@ -770,8 +770,8 @@ def test_the_ranges_are_those_of_the_package() -> None:
     for name, stated_range in ranges.items():
         floor = re.sub(r"(\.0)+$", "", stated_range.removeprefix(">=").partition(",")[0])
         assert name in ("python", "torch") or re.search(rf"(?mi)^{name}=={floor}(\.0)*$", pins)
-    for name, versions in SUPPORTED.items():
-        assert ranges[name] == versions.replace(" ", ""), name
+    for name, supported_versions in SUPPORTED.items():
+        assert ranges[name] == supported_versions.replace(" ", ""), name
     readme = project.with_name("README.md").read_text().lower()
     for name in ("python", "dgl"):
         oldest, limit = re.findall(r"[\d.]+", SUPPORTED[name])

@@ -145,7 +145,7 @@ def test_a_part_that_one_node_lacks(cluster: Cluster, shared: Path) -> None:
     second = cluster.hosts[1]
     part = f"{PRIVATE}/parts/part1/node_feat.dgl"
     with undone(second, 'mv "$1" "$1.gone"', 'mv "$1.gone" "$1"', part):
-        refused(cluster, shared, wanted, "part1/node_feat.dgl", "missing", "(on host1)", "copy all of it")
+        refused(cluster, shared, wanted, "part1/node_feat.dgl", "missing", "(on host1)", "copy all")
 
 
 def test_a_storage_that_is_not_shared(cluster: Cluster, shared: Path) -> None:
