@@ -1,7 +1,7 @@
 """Ray of a job: an embedded one that is started for the job, or a cluster to connect to.
 
-An embedded Ray listens on loopback only, requires a token that is generated for it, and ends with
-the job. It takes seconds to start, so it starts in the background.
+An embedded Ray listens on loopback only, requires a generated token, and ends with the job. It
+takes seconds to start, so it starts in the background.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
 _CLAIMS = threading.Lock()
 _OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # prefixes of Ray's variables
-# Ray makes its directory writable for all users, and follows links in it, so a directory of this
-# user is around it. The name is short since it is part of socket paths.
+# Ray makes its directory writable for all users and follows links in it, so it is in a private
+# directory. The name is short since it is part of socket paths.
 _RAYS = "r"
 _PREFIX, _OWNER = "raygnn-", ".owner"  # of that directory, and a file in it
 
@@ -87,8 +87,8 @@ def patience(config: Config) -> float:
 class RayCluster:
     """Ray of one job; a context manager that leaves nothing running.
 
-    An existing connection of this process is used, and left open at the end. ``verbose``: show
-    Ray's and the workers' output; ``tell``: called with notes for the user.
+    An existing connection of this process is used, and stays open. ``verbose``: show Ray's and the
+    workers' output; ``tell``: called with notes for the user.
     """
 
     _owner: ClassVar[RayCluster | None] = None  # of this process's connection, guarded by _CLAIMS
@@ -99,13 +99,10 @@ class RayCluster:
         address = config.cluster.address
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
         self.local = self._address in (None, "", "local") and not _connected()
-        self._num_cpus = config.cluster.num_cpus
-        self._run_dir = config.run_dir
+        self._config = config
         self._verbose = verbose
         self._tell = tell
-        self._timeout = config.comm.timeout.seconds
         self.patience = patience(config)
-        self._elastic = config.cluster.elastic
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()  # Ray has started, or failed to
         self._done = threading.Event()
@@ -179,8 +176,8 @@ class RayCluster:
         if self._knock is not None:
             self._knock.close()
         began = time.monotonic()
-        began_it = self._thread is not None and self._thread.ident is not None
-        while began_it and not self._ended.is_set():
+        has_begun = self._thread is not None and self._thread.ident is not None
+        while has_begun and not self._ended.is_set():
             limit = _LEAVE if self.local else 0.0  # an attempt to connect ends with the process
             if self._up or self._ready.is_set():
                 # Ray would wait for dead processes until it ends this one
@@ -191,7 +188,7 @@ class RayCluster:
                 self._ended.wait(1)
         if self._directory is not None and not self._ready.is_set():
             # an embedded Ray that is still starting could take half a minute more
-            self._tell("terminating the Ray that is just starting")
+            self._tell("terminating Ray, which is still starting")
             deadline = time.monotonic() + _LEAVE
             with taken():
                 _kill_whole(self._directory)
@@ -213,7 +210,7 @@ class RayCluster:
                     if not self.local or self._done.is_set() or isinstance(error, RaygnnError):
                         raise
                     # on a loaded machine Ray's processes miss Ray's deadlines
-                    self._tell(f"Ray did not start ({type(error).__name__}): once more")
+                    self._tell(f"Ray did not start ({type(error).__name__}): trying again")
                     self._cleanup.close()
                     self._start()
             except BaseException as error:
@@ -222,7 +219,7 @@ class RayCluster:
             self._done.wait()
             self._cleanup.close()
         finally:
-            # variables set for this Ray, or by it, are not meant for the next one
+            # variables set for this Ray, or by it, must not reach the next one
             for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
                     os.environ.pop(name, None)
@@ -235,8 +232,9 @@ class RayCluster:
         """Copy an embedded Ray's logs into the run directory, or else a temporary one."""
         if self.logs is None or not self.logs.is_dir():
             return None
-        kept = self._run_dir.is_dir()
-        place = self._run_dir / "logs" if kept else Path(tempfile.mkdtemp(prefix="raygnn-logs-"))
+        run_dir = self._config.run_dir
+        kept = run_dir.is_dir()
+        place = run_dir / "logs" if kept else Path(tempfile.mkdtemp(prefix="raygnn-logs-"))
         with contextlib.suppress(OSError, shutil.Error):  # Ray may still write there
             shutil.copytree(self.logs, place / "ray", dirs_exist_ok=True)
         return place / "ray"
@@ -263,8 +261,8 @@ class RayCluster:
             if _connected() and (owner is None or owner._caller == self._caller):
                 return
             if owner is not None:
-                message = "another job of this process is on its Ray, and a process has one at most"
-                remedy = "train one after the other, or each in a process of its own: raygnn.launch"
+                message = "this process already runs a job; only one job per process is supported"
+                remedy = "train one after the other, or each in its own process: raygnn.launch"
                 raise PreflightError(message, remedy=remedy)
             RayCluster._owner = self
         if not self.local and self._address in (None, "", "local"):
@@ -275,10 +273,12 @@ class RayCluster:
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         # the default is to wait forever for a rank that does not report
-        os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._timeout))
+        os.environ.setdefault(
+            "RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._config.comm.timeout.seconds)
+        )
         # the default is to wait a minute for other jobs; an elastic job's policy has counted the
         # free resources before
-        wait = _ROOM if self._elastic else self.patience
+        wait = _ROOM if self._config.cluster.elastic else self.patience
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(wait))
         if self.local:
             for name, value in _LOCAL.items():
@@ -328,7 +328,7 @@ class RayCluster:
         with _our_sigterm(), compat.own_session(logs=self._verbose):
             ray.init(
                 address="local",
-                num_cpus=self._num_cpus or machine.cpus(),  # as in preflight
+                num_cpus=self._config.cluster.num_cpus or machine.cpus(),  # as in preflight
                 num_gpus=len(machine.gpus()),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,

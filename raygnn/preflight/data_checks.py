@@ -119,7 +119,7 @@ def _targets(job: JobFacts) -> Iterator[Finding]:
             yield from _target(job, arrays[task.target])
         for name in job.config.model.decoder_feature_names:
             yield from _readable(name, "model.decoder_features", arrays[name])
-        if relation is not None and not _is_number(arrays[relation], whole=True):
+        if relation is not None and not _is_whole_number(arrays[relation]):
             yield error(
                 f"array {relation!r} (model.relation) is {arrays[relation]}, expected one whole "
                 "number per edge",
@@ -136,7 +136,7 @@ def _targets(job: JobFacts) -> Iterator[Finding]:
 def _target(job: JobFacts, column: ArrayType) -> Iterator[Finding]:
     task = job.config.task
     if task.classifies:
-        fits, expected = _is_number(column, whole=True), "one whole number"
+        fits, expected = _is_whole_number(column), "one whole number"
         remedy = "set task.target to an array of class numbers, or task.labels to multi"
     else:
         fits, expected = _are_numbers(column), "numbers"
@@ -159,8 +159,8 @@ def _are_numbers(column: ArrayType, whole: bool = False) -> bool:
     return re.match(r"u?int" if whole else r"(float|bfloat|u?int)", column.dtype) is not None
 
 
-def _is_number(column: ArrayType, whole: bool = False) -> bool:
-    return _are_numbers(column, whole) and not column.shape
+def _is_whole_number(column: ArrayType) -> bool:
+    return _are_numbers(column, whole=True) and not column.shape
 
 
 def _inputs(
@@ -379,7 +379,7 @@ def _no_array(who: str, wanted: str, names: Iterable[str], remedy: str) -> Findi
 
 
 def _when(kind: str, name: str, key: str, arrays: Mapping[str, ArrayType]) -> Iterator[Finding]:
-    if not _is_number(arrays[name], whole=True):
+    if not _is_whole_number(arrays[name]):
         what = f"array {name!r} of {kind} ({key}) is {arrays[name]}, expected one whole number each"
         yield error(what, f"set {key} to an array of whole numbers")
 

@@ -171,7 +171,7 @@ def memory_fits(job: JobFacts) -> Iterator[Finding]:
     if not job.holding:
         return
     yield from _gpu_memory_fits(job)
-    uses = memory_plan(job, job.workers)
+    uses = memory_plan(job)
     need = sum(uses.values())
     # the partition is mapped: unused pages are evicted
     held = need - uses[SHARE]
@@ -255,18 +255,18 @@ def cache_space(job: JobFacts) -> Iterator[Finding]:
             )
 
 
-def memory_plan(job: JobFacts, workers: int) -> dict[str, float]:
-    """Estimate the bytes on a node for a job of ``workers``, by use, without batches and
-    activations. With GPUs the weights are in GPU memory."""
+def memory_plan(job: JobFacts) -> dict[str, float]:
+    """Estimate the bytes on a node, by use, without batches and activations. With GPUs the weights
+    are in GPU memory."""
     config, facts = job.config, job.partition
-    here = max(1, workers // max(1, len(job.holding)))  # workers per node
-    part = min(1.0, here / max(1, workers))
+    here = max(1, job.workers // max(1, len(job.holding)))  # workers per node
+    part = min(1.0, here / max(1, job.workers))
     share, cache = facts.bytes * part, config.sampling.cache
     return {
         SHARE: share,
         # rows of other nodes, shared by all workers of this one
         CACHE: 0.0 if cache == "auto" else cache * (facts.bytes - share),
-        WEIGHTS: 0.0 if config.cluster.gpus_per_worker else weight_bytes(job, workers) * here,
+        WEIGHTS: 0.0 if config.cluster.gpus_per_worker else weight_bytes(job, job.workers) * here,
         ROWS: _row_bytes(config, facts) * part,
     }
 

@@ -130,7 +130,7 @@ def preflight(
         checks = tuple(check for check in checks if check.__module__ != data_checks.__name__)
     findings = run_checks(job, checks)
     comm = make_comm_plan(config, {n.id: (n.network, n.environment) for n in job.holding})
-    memory = memory_plan(job, job.workers) if job.holding and facts is not None else {}
+    memory = memory_plan(job) if job.holding and facts is not None else {}
     seconds = time.monotonic() - start
     return Report(findings, survey.nodes, survey.links, comm, seconds, of_job, memory)
 

@@ -363,7 +363,7 @@ def test_one_job_after_the_other_in_a_process(tmp_path: Path) -> None:
     del env["RAY_AUTH_MODE"]
     argv = [sys.executable, "-c", _AGAIN]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
-    other = "another job of this process is on its Ray, and a process has one at most"
+    other = "this process already runs a job; only one job per process is supported"
     expected = [f"second {other}", "first done", "third done", "handled True set()"]
     assert done.stdout.splitlines() == expected, done.stdout + done.stderr
 
