@@ -29,6 +29,7 @@ from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.values import Duration, Section, classes_of, members, sections_in
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, read_yaml
 from raygnn.errors import ConfigError
+from raygnn.util.files import open_regular
 
 S = TypeVar("S", bound=Section)
 
@@ -189,19 +190,14 @@ def read_text(path: Path, label: str) -> str:
         return ConfigError(what, where=label, remedy=remedy)
 
     try:
-        if path.is_dir():
-            raise error("this is a directory, expected a YAML file", "name a file in it")
-        if path.exists() and not path.is_file():
-            raise error("this is not a regular file", "name a YAML file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(4 * MAX_CHARACTERS)
     except FileNotFoundError:
         raise error("there is no such file", f"check the name (from {Path.cwd()})") from None
     except (OSError, ValueError) as cause:
         reason = getattr(cause, "strerror", None) or str(cause)
-        raise error(
-            f"the file cannot be read: {reason}", "check its name and permissions"
-        ) from None
+        remedy = "check its name and permissions"
+        raise error(f"the file cannot be read: {reason}", remedy) from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
@@ -273,9 +269,7 @@ def load_for_elsewhere(
 
 
 def _load(
-    source: str | Path | Mapping[str, Any],
-    overrides: Overrides | None,
-    sections: Mapping[str, Any],
+    source: str | Path | Mapping[str, Any], overrides: Overrides | None, sections: Mapping[str, Any]
 ) -> tuple[Config, Document]:
     document = read_mapping(source) if isinstance(source, Mapping) else read_file(source)
     for override in [*_parse(overrides or ()), *_parse(sections)]:

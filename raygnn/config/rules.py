@@ -8,18 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raygnn.config.execution import MOST_DRAWN
-from raygnn.config.graph import (
-    DatasetGraph,
-    GraphSplit,
-    ManyGraphs,
-    PlantedGraph,
-    TablesGraph,
-)
-from raygnn.config.model import (
-    FamilyConfig,
-    LightGcnConfig,
-    NoLayersConfig,
-)
+from raygnn.config.graph import DatasetGraph, GraphSplit, ManyGraphs, PlantedGraph, TablesGraph
+from raygnn.config.model import FamilyConfig, LightGcnConfig, NoLayersConfig
 from raygnn.config.problems import Problem, dotted, show
 from raygnn.config.schema import Config
 from raygnn.config.task import (

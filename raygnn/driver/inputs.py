@@ -23,11 +23,7 @@ from raygnn.graph.data import TABLE, EdgeTarget, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import check_weights, load_graph, reading_bytes
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.partition_facts import (
-    collection_facts,
-    graph_facts,
-    partition_facts,
-)
+from raygnn.preflight.partition_facts import collection_facts, graph_facts, partition_facts
 from raygnn.runs.display import Display
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.util.files import retry, storage_error

@@ -52,16 +52,12 @@ ALLOCATOR = {
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # phrase in the text of a cause → remedy
-_REMEDIES = (
-    (
-        "Unable to find address for",
-        "let GLOO_SOCKET_IFNAME name an interface that is up and has an address on every node",
-    ),
-    (
-        "worker group startup timed out",
-        "see what else runs on the cluster, lower cluster.workers, or raise comm.timeout",
-    ),
-)
+_REMEDIES = {
+    "Unable to find address for": "set GLOO_SOCKET_IFNAME to an interface that is up and has an "
+    "address on every node",
+    "worker group startup timed out": "check what else runs on the cluster, lower cluster.workers, "
+    "or raise comm.timeout",
+}
 
 
 class Launch:
@@ -328,9 +324,9 @@ def explain(
     if failures:
         return failures[0].as_error()
     text = plain(root)
-    remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
     message = f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}"
-    remedy = (remedies or ["run again with -v to see Ray's own messages"])[0]
+    remedies = (remedy for phrase, remedy in _REMEDIES.items() if phrase in text)
+    remedy = next(remedies, "run again with -v to see Ray's messages")
     return _kill(text) or TrainingError(message, remedy=remedy, trace=plain(error))
 
 

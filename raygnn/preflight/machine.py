@@ -50,13 +50,13 @@ def cpus() -> int:
 def cpu_model() -> str | None:
     """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; on most Arm servers
     the number of its model."""
-    fields = _fields(_PROC / "cpuinfo")
+    fields = _cpuinfo()
     return fields.get("model name") or fields.get("CPU part")
 
 
 def cpu_flags() -> tuple[str, ...]:
     """Return the processor's instruction sets among `_FLAGS`, sorted."""
-    return tuple(sorted(_FLAGS.intersection(_fields(_PROC / "cpuinfo").get("flags", "").split())))
+    return tuple(sorted(_FLAGS.intersection(_cpuinfo().get("flags", "").split())))
 
 
 def free_space(path: Path) -> int | None:
@@ -137,10 +137,10 @@ def _resolve(name: str) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def _fields(file: Path) -> dict[str, str]:
-    """Return the first value of each ``name: value`` in a file."""
+def _cpuinfo() -> dict[str, str]:
+    """Return the first value of each ``name: value`` in ``/proc/cpuinfo``."""
     fields: dict[str, str] = {}
-    for line in lines(file):
+    for line in lines(_PROC / "cpuinfo"):
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     return fields
@@ -183,7 +183,7 @@ def _visible(nvml: Any) -> list[Any]:
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return handles
-    uuids = [_text(_query(nvml, "nvmlDeviceGetUUID", handle)) or "" for handle in handles]
+    uuids = [_query(nvml, "nvmlDeviceGetUUID", handle) or "" for handle in handles]
     entries = [entry.strip() for entry in value.split(",")]
     is_uuid, is_slice = (entries[0].startswith(kind) for kind in ("GPU-", "MIG-"))
     chosen: dict[int | str, Any] = {}
@@ -218,10 +218,10 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
     ecc = _query(nvml, "nvmlDeviceGetEccMode", gpu)
     processes = _query(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return Gpu(
-        model=_text(_query(nvml, "nvmlDeviceGetName", handle)) or "GPU",
-        uuid=_text(_query(nvml, "nvmlDeviceGetUUID", handle)),
+        model=_query(nvml, "nvmlDeviceGetName", handle) or "GPU",
+        uuid=_query(nvml, "nvmlDeviceGetUUID", handle),
         memory=None if memory is None else int(memory.total),
-        driver=_text(_query(nvml, "nvmlSystemGetDriverVersion")),
+        driver=_query(nvml, "nvmlSystemGetDriverVersion"),
         capability=None if capability is None else (capability[0], capability[1]),
         ecc=None if ecc is None else bool(ecc[0]),  # [1]: after the next restart
         processes=tuple(sorted({process.pid for process in processes})),
@@ -237,7 +237,3 @@ def _query(nvml: Any, function: str, *arguments: Any) -> Any:
         return getattr(nvml, function)(*arguments)
     except Exception:
         return None
-
-
-def _text(answer: str | bytes | None) -> str | None:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer

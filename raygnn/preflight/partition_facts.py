@@ -85,12 +85,12 @@ def collection_facts(
         bytes=meta.bytes,
         nodes={ntype: nodes.num for ntype, nodes in meta.nodes.items()},
         columns={
-            ntype: {n: (ArrayType(c.dtype, tuple(c.shape)),) for n, c in nodes.data.items()}
+            ntype: {name: (_stored(column),) for name, column in nodes.data.items()}
             for ntype, nodes in meta.nodes.items()
         },
         splits=splits,
         edges={
-            etype: {n: ArrayType(c.dtype, tuple(c.shape)) for n, c in edges.data.items()}
+            etype: {name: _stored(column) for name, column in edges.data.items()}
             for etype, edges in meta.edges.items()
         },
     )
@@ -284,11 +284,10 @@ def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _
     named = {etype_str(etype): arrays for etype, arrays in edges.items()}
     for key, feature in manifest.features.items():
         kind, _, name = key.rpartition("/")
-        column = ArrayType(feature.dtype, tuple(feature.shape))
         if kind in columns:
-            columns[kind][name] = (column,)
+            columns[kind][name] = (_stored(feature),)
         elif kind in named:
-            named[kind][name] = column
+            named[kind][name] = _stored(feature)
     by_type: _Counts = {}
     for ntype in meta.ntypes:
         counts = [part.splits.get(ntype, {}) for part in manifest.parts]
@@ -325,6 +324,10 @@ def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
     masks = {split: arrays.get(f"{split}_mask") for split in SPLITS}
     return {split: 0 if mask is None else int(mask.sum()) for split, mask in masks.items()}
+
+
+def _stored(described: Any) -> ArrayType:
+    return ArrayType(described.dtype, tuple(described.shape))
 
 
 def _column(array: Any) -> ArrayType:

@@ -23,9 +23,9 @@ class Machine(ModuleType):
     ``broken``: queries that fail, and how. ``open``: how often it was initialised but not shut.
     """
 
-    def __init__(self, as_bytes: bool = False):
+    def __init__(self) -> None:
         super().__init__("pynvml")
-        self.as_bytes, self.open = as_bytes, 0
+        self.open = 0
         self.broken: dict[str, Callable[[], Exception]] = {}
         self.NVMLError = type("NVMLError", (Exception,), {})
         self.NVMLError_NoPermission = type("NVMLError_NoPermission", (self.NVMLError,), {})
@@ -36,15 +36,15 @@ class Machine(ModuleType):
             "nvmlDeviceGetHandleByIndex": lambda index: UUIDS[index],
             "nvmlDeviceGetHandleByUUID": self.by_uuid,
             "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self.whole,
-            "nvmlDeviceGetUUID": self.text,
-            "nvmlDeviceGetName": lambda handle: self.text(f"NVIDIA {handle}"),
+            "nvmlDeviceGetUUID": lambda handle: handle,
+            "nvmlDeviceGetName": lambda handle: f"NVIDIA {handle}",
             "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80),
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, UUIDS.index(handle)),
             "nvmlDeviceGetEccMode": lambda handle: [UUIDS.index(handle) and 1, 0],
             "nvmlDeviceGetComputeRunningProcesses": lambda _: [
                 SimpleNamespace(pid=pid) for pid in (12, 7, 12)
             ],
-            "nvmlSystemGetDriverVersion": lambda: self.text("550.54.15"),
+            "nvmlSystemGetDriverVersion": lambda: "550.54.15",
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -61,9 +61,6 @@ class Machine(ModuleType):
     def count(self, step: int) -> None:
         self.open += step
 
-    def text(self, value: str) -> str | bytes:
-        return value.encode() if self.as_bytes else value
-
     def by_uuid(self, uuid: str) -> str:
         if uuid not in (*UUIDS, SLICE):
             raise self.NVMLError("Not Found")
@@ -75,9 +72,9 @@ class Machine(ModuleType):
         return UUIDS[1]
 
 
-@pytest.fixture(params=[False, True], ids=["str", "bytes"])
-def pynvml(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine(request.param)
+@pytest.fixture
+def pynvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine()
     monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield made
