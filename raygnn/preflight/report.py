@@ -208,8 +208,8 @@ def _nodes(report: Report) -> Iterator[DisplayTable | str]:
         return
     kept = [0, *(i for i in columns if i not in shared and any(row[i] for row in answered))]
     unknown = ("no answer", *[""] * len(kept))
-    cells = [
+    table = [
         (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
         for node, row in zip(report.nodes, rows)
     ]
-    yield DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], cells)
+    yield DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], table)
