@@ -14,6 +14,7 @@ import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn import compat
+from raygnn.compat import fallbacks
 from tests.support.commands import Command
 from tests.support.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 
@@ -21,9 +22,9 @@ from tests.support.small_jobs import JobFactory, job, losses, selected, train_on
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Clear the cache of looked-up names before and after each test."""
-    compat._unusable.cache_clear()
+    fallbacks._unusable.cache_clear()
     yield
-    compat._unusable.cache_clear()
+    fallbacks._unusable.cache_clear()
 
 
 def norm_by(*names: str) -> Callable[[float], float]:
@@ -31,7 +32,7 @@ def norm_by(*names: str) -> Callable[[float], float]:
     def keep(x: float) -> float:
         return x
 
-    compat._COMFORTS.pop()
+    fallbacks._COMFORTS.pop()
     return keep
 
 
@@ -124,6 +125,7 @@ _ACTORS = """
 import ray
 
 from raygnn import compat
+from raygnn.compat import fallbacks
 
 ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from raygnn.compat import nothing, private
+from raygnn.compat.fallbacks import nothing, private
 
 # Keys of a checkpoint that Lightning cannot resume without.
 LIGHTNING_STATE = {"global_step", "loops", "state_dict"}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raygnn.compat import nothing, private
+from raygnn.compat.fallbacks import nothing, private
 
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _FAILURES = "ray.train.v2._internal.execution.failure_handling"

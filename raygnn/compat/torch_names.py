@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from raygnn.compat import nothing, private
+from raygnn.compat.fallbacks import nothing, private
 
 
 def _import_torchmetrics() -> None:
