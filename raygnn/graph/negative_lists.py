@@ -31,7 +31,7 @@ from raygnn.graph.data import (
 from raygnn.graph.sources.input_files import check_fits_memory, sha256
 from raygnn.graph.sources.npz_members import members
 from raygnn.graph.tables.columns import first, refuse_nulls, to_numpy
-from raygnn.graph.tables.ids import Ids, Numbers
+from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import Chunk, TableReader, resolve, widened
 from raygnn.graph.tables.training_rows import read_training_rows
 
@@ -100,12 +100,12 @@ def read_lists(
         relations: names of the relations, empty = numbers; None = edges have none.
     """
     known = {
-        end: _ids(ntype, ids.get(ntype), count)
+        end: Ids(ntype, ids.get(ntype), _IDS, count)
         for end, ntype, count in zip(_ENDS, etype[::2], counts)
     }
     if relations is not None:
         words = widened(pa.array(relations)) if relations else None
-        known["relation"] = _ids("relation", words, _MOST_RELATIONS)
+        known["relation"] = Ids("relation", words, _IDS, _MOST_RELATIONS)
     keys = list(known)
     known |= {name: known[end] for name, end in _LISTS.items()}
     found: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in keys}
@@ -137,10 +137,6 @@ def read_lists(
             raise lists.error(f"{name} has the edge itself", "leave it out", row)
         others[_LISTS[name]] = _padded(own, at, nodes, str(file))
     return lists
-
-
-def _ids(kind: str, names: Any, count: int) -> Ids:
-    return Numbers(kind, count, _IDS) if names is None else Ids(kind, names, _IDS)
 
 
 def _padded(own: np.ndarray, at: np.ndarray, nodes: np.ndarray, where: str) -> np.ndarray:

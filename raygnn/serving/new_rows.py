@@ -28,7 +28,7 @@ from raygnn.graph.tables.description import (
     Table,
     read_description,
 )
-from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
+from raygnn.graph.tables.frames import TableArrays, fit_to
 from raygnn.graph.tables.reader import TableReader
 from raygnn.serving.questions import RequestError, Row, Rows, Update, UserId, request_errors
 from raygnn.serving.served_run import ServedModel
@@ -120,8 +120,8 @@ class RowReader:
         section = {**model.served.graph, "vocabulary": model.served.request.weights.about}
         graph = TablesGraph.model_validate(section, strict=False)
         self._tables = read_description(Path(graph.path))
-        self._words, self._to = vocabulary_of(graph), fit_to(graph, self._tables)
-        self._model, self._ids, self._meta = model, model.ids, model.served.partition
+        self._to, self._meta = fit_to(graph, self._tables), model.served.partition
+        self._model, self._ids = model, model.ids
 
     def schema(self) -> dict[str, Any]:
         """Return the columns of the tables to which a request may add rows, as plain JSON types."""
@@ -177,7 +177,11 @@ class RowReader:
                 dst = self._ends(etype[2], table.target, where, rows, numbers)
                 reverse = table.reverse and (etype[2], table.reverse, etype[0])
                 kind = etype_str(etype)
-                if reverse and kind not in self._words and etype_str(reverse) in self._words:
+                if (
+                    reverse
+                    and kind not in self._to.vocabulary
+                    and etype_str(reverse) in self._to.vocabulary
+                ):
                     kind = etype_str(reverse)
                 data = self._arrays(where, etype_str(etype), table, rows, place, kind)
                 found[etype] = AddedEdges(src, dst, data)
@@ -264,7 +268,7 @@ class RowReader:
         self, where: str, kind: str, table: Table, rows: Placed, place: str, words: str = ""
     ) -> dict[str, Array]:
         """Return the arrays of a table's rows."""
-        arrays = TableArrays(_of_inputs(table), self._words.get(words or kind))
+        arrays = TableArrays(_of_inputs(table), self._to.vocabulary.get(words or kind))
         columns = dict.fromkeys(arrays.columns)
         if not columns or not rows:
             return {}

@@ -209,7 +209,7 @@ def test_a_url_needs_a_query(tmp_path: Path) -> None:
     (tmp_path / "shop.yaml").write_text(
         text.replace("sql: select * from users", "files: users.csv")
     )
-    assert_refused(lambda: load_graph(graph), ["nodes.user.url", "there is no sql"])
+    assert_refused(lambda: load_graph(graph), ["nodes.user.url", "nodes.user.sql is null"])
 
 
 @pytest.mark.usefixtures("shop")

@@ -195,7 +195,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "rare words without a bucket": (
         spec("nodes item categories", {"brand": {"column": "brand", "min_count": 2}}),
-        ["nodes.item.categories.brand.min_count (line", "set unknown: bucket"],
+        ["brand.min_count (line", "set nodes.item.categories.brand.unknown to bucket"],
     ),
     "shares above 1": (
         spec("nodes item splits", {"train": 0.8, "val": 0.3}),
@@ -215,7 +215,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "kind of no label": (
         spec("nodes item label_kind", "number"),
-        ["nodes.item.label_kind (line", "there is no label"],
+        ["nodes.item.label_kind (line", "nodes.item.label is null"],
     ),
     "class of an edge": (
         parquet(

@@ -21,7 +21,7 @@ from raygnn.graph.tables.description import Category, TimeColumn
 from raygnn.graph.tables.reader import Chunk, TableReader
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # fits int64, and has one spelling for each number
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = np.finfo(np.float32).max
 _WIDEST = 1 << 20  # numbers in a row's list, at most
 _MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # by unit
 _LATEST = 2.0**62  # microseconds
@@ -104,9 +104,7 @@ def matrix(
         message = f"there is one number, expected a list of {width}"
         raise chunk.error(0, column, message, "give all files columns of one kind")
     width, kind = width or 1, array.type
-    remedy = "features and weights are numbers; text can be a category, or a onehot feature"
-    if pa.types.is_temporal(kind):
-        remedy = "set parts or since, which convert times to numbers"
+    remedy = "features and weights are numbers: set parts or since for times, onehot for text"
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
     if fill is None and array.null_count:
@@ -122,10 +120,7 @@ def matrix(
         except pa.ArrowException:
             array = cast(chunk, column, _without_truths(array), pa.float64(), remedy, width)
     values = to_numpy(array)  # NaN where it is null
-    bad = ~np.isfinite(values)
-    if values.dtype == np.float64:
-        bad |= np.abs(values) > _LARGEST
-    if (bad := bad & ~np.array(missing)).any():
+    if (bad := ~(np.abs(values) <= _LARGEST) & ~np.array(missing)).any():
         message = f"the number is {values[first(bad)]}"
         remedy = "numbers must be finite, and fit float32"
         raise chunk.error(first(bad) // width, column, message, remedy)
@@ -171,7 +166,8 @@ def no_number(chunk: Chunk, row: int, column: str) -> DataError:
 def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -> DataError:
     """Build the error for a missing value. It reads the files again, to count missing values."""
     missing = total = 0
-    for other in chunk.reader.again(column).chunks():
+    reader = chunk.reader
+    for other in TableReader(reader.files, [column], reader.delimiter).chunks():
         array = other.columns[column]
         of_chunk = is_missing(array.flatten() if is_list(array.type) else array)
         missing, total = missing + int(of_chunk.sum()), total + len(of_chunk)
@@ -255,15 +251,13 @@ def _microseconds(chunk: Chunk, column: str, unit: str) -> Array:
     kind, remedy = array.type, f"give numbers of {unit} since 1970, or leave the unit out"
     if not (chunk.text(column) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
-    if scale < 1 or pa.types.is_integer(kind):  # whole numbers, which float64 would round
-        numbers = to_numpy(cast(chunk, column, array, pa.int64(), remedy))
-    else:
-        numbers = to_numpy(cast(chunk, column, array, pa.float64(), remedy))
-    wrong = ~(np.abs(numbers.astype(np.float64)) * scale < _LATEST)
-    if wrong.any():
+    is_whole = scale < 1 or pa.types.is_integer(kind)  # float64 would round them
+    to = pa.int64() if is_whole else pa.float64()
+    numbers = to_numpy(cast(chunk, column, array, to, remedy))
+    if (wrong := ~(np.abs(numbers.astype(np.float64)) * scale < _LATEST)).any():
         row = first(wrong)
         raise chunk.error(row, column, f"{numbers[row]} {unit} is no time", remedy)
-    if numbers.dtype == np.int64:
+    if is_whole:
         return numbers * int(scale) if scale >= 1 else numbers // 1000
     # tolerate float64's rounding error just below a whole microsecond
     return np.floor(numbers * scale + 0.25).astype(np.int64)
@@ -316,7 +310,7 @@ class Codes:
 
     def add(self, chunk: Chunk) -> None:
         """Count the values of a chunk's rows."""
-        column, words, rows = self.columns[0], *self._encoded(chunk)
+        column, (words, rows) = self.columns[0], self._encoded(chunk)
         most = MAX_CLASSES if self._category is None else MAX_CATEGORIES
         counted = np.unique(rows, return_index=True, return_counts=True)
         for code, row, count in np.stack(counted, axis=1).tolist():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -16,6 +16,7 @@ from raygnn.config.values import (
     CLASS_PATTERN,
     DATABASE,
     NO_DATABASE,
+    Conditions,
     Count,
     Fraction,
     Names,
@@ -97,55 +98,52 @@ def _since(value: str) -> str:
 class TimeColumn(Section):
     """A column of times."""
 
-    column: Text = Field(description="Name of the column.")
-    unit: Literal["d", "s", "ms", "us", "ns"] | None = Field(
-        None,
-        description="Unit of numbers since 1970, converted to microseconds; fractions are allowed. "
-        "null = integers are kept unchanged.",
-    )
+    column: Text
+    """Name of the column."""
+    unit: Literal["d", "s", "ms", "us", "ns"] | None = None
+    """Unit of numbers since 1970, converted to microseconds; fractions are allowed. null = integers
+    are kept unchanged."""
 
 
 class Category(Section):
     """A column of categories: text or integers, each with an embedding row, or a feature."""
 
-    column: Text = Field(description="Name of the column.")
-    unknown: Literal["error", "bucket"] = Field(
-        "error",
-        description="Treatment of missing values and of categories unseen in training: error, or "
-        "bucket = all share one embedding row or feature.",
-    )
-    min_count: Count = Field(1, description="With bucket: categories in fewer rows join it.")
+    read_if: ClassVar[Conditions] = {"min_count": ("unknown", "bucket")}
+
+    column: Text
+    """Name of the column."""
+    unknown: Literal["error", "bucket"] = "error"
+    """Treatment of missing values and of categories unseen in training: error, or bucket = all
+    share one embedding row or feature."""
+    min_count: Count = 1
+    """With bucket: categories in fewer rows join it."""
 
 
 class FeatureColumn(Category):
     """A column of features, and its transforms, which apply in the order of these keys."""
 
-    parts: Annotated[tuple[Part, ...], BeforeValidator(_listed)] = Field(
-        (), description="For dates: a feature for each part (in UTC), such as weekday."
-    )
-    cyclic: Annotated[tuple[Literal["month", "weekday", "hour"], ...], BeforeValidator(_listed)] = (
-        Field((), description="For dates: sine and cosine of each part (in UTC).")
-    )
-    since: Annotated[Text, AfterValidator(_since)] | None = Field(
-        None, description="For dates: days since this date, or a column's; seed: see model.ages."
-    )
-    impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = (
-        Field(None, description="Replacement of missing values: mean, median, or a value.")
-    )
-    indicator: bool = Field(False, description="Add a feature: 1 if the value is missing, else 0.")
-    scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = Field(
-        (), description="log, standard, minmax or rank_gauss, or several in order."
-    )
-    bucket: Annotated[int | tuple[float, ...], BeforeValidator(_buckets)] | None = Field(
-        None, description="A 0/1 feature for each quantile (their number), or between bounds."
-    )
-    onehot: bool = Field(False, description="A 0/1 feature for each category.")
-    hash: Annotated[int, Field(ge=2, le=MAX_WIDTH)] | None = Field(
-        None, description="Number of 0/1 features that a hash assigns categories to."
-    )
-    separator: Text | None = Field(
-        None, description="Separator of several categories in one value, such as '|'."
-    )
+    parts: Annotated[tuple[Part, ...], BeforeValidator(_listed)] = ()
+    """For dates: a feature for each part (in UTC), such as weekday."""
+    cyclic: Annotated[
+        tuple[Literal["month", "weekday", "hour"], ...], BeforeValidator(_listed)
+    ] = ()
+    """For dates: sine and cosine of each part (in UTC)."""
+    since: Annotated[Text, AfterValidator(_since)] | None = None
+    """For dates: days since this date, or a column's; seed: see model.ages."""
+    impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = None
+    """Replacement of missing values: mean, median, or a value."""
+    indicator: bool = False
+    """Add a feature: 1 if the value is missing, else 0."""
+    scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = ()
+    """log, standard, minmax or rank_gauss, or several in order."""
+    bucket: Annotated[int | tuple[float, ...], BeforeValidator(_buckets)] | None = None
+    """A 0/1 feature for each quantile (their number), or between bounds."""
+    onehot: bool = False
+    """A 0/1 feature for each category."""
+    hash: Annotated[int, Field(ge=2, le=MAX_WIDTH)] | None = None
+    """Number of 0/1 features that a hash assigns categories to."""
+    separator: Text | None = None
+    """Separator of several categories in one value, such as '|'."""
 
     @property
     def is_plain(self) -> bool:
@@ -157,22 +155,42 @@ class FeatureColumn(Category):
         """True if the values are categories."""
         return self.onehot or self.hash is not None
 
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        for names in (("parts", "cyclic", "since"), ("bucket", "onehot", "hash", "scale")):
+            what, remedy = f"the features of {self.column!r}", "name the column twice, or "
+            yield from _several(at, self, names, what, remedy)
+        if "log" in self.scale[1:]:
+            message = "log applies to the values themselves, and must come first"
+            yield Problem((*at, "scale"), message, "write it before the others")
+        if not self.onehot:
+            yield from self.unused(at, "unknown", why="there is no onehot")
+        wrong, kind = ("indicator", "categories") if self.of_words else ("separator", "numbers")
+        yield from self.unused(at, wrong, why=f"the values are {kind}")
+        if self.since == SEED:
+            steps = ("impute", "indicator", "scale", "bucket", "onehot", "hash")
+            yield from self.unused(at, *steps, why="model.ages encodes it")
+        if self.of_words and self.impute in AVERAGES:
+            message, remedy = f"categories have no {self.impute}", "set it to a category"
+            yield Problem((*at, "impute"), message, remedy)
+        elif not self.of_words and isinstance(self.impute, str) and self.impute not in AVERAGES:
+            message, remedy = f"{show(self.impute)} is not a number", "set mean, median or a number"
+            yield Problem((*at, "impute"), message, remedy)
+
 
 class TextColumn(Section):
     """A column of text, and the encoder that converts it to features."""
 
-    column: Text | None = Field(None, description="Name of the column; null = the array's name.")
+    column: Text | None = None
+    """Name of the column; null = the array's name."""
     encoder: Annotated[
         str, must(_is_encoder, f"{HASHING}, {SENTENCES}NAME, or package.module:Class")
-    ] = Field(
-        HASHING,
-        description="hashing = scikit-learn's HashingVectorizer; sentence-transformers/NAME, a "
-        "model's name or directory; or package.module:Class: list of texts → float32 [n, d].",
-    )
-    dim: Annotated[int, Field(ge=2, le=1 << 16)] = Field(256, description="Features of hashing.")
-    num_gpus: float = Field(
-        0.0, ge=0, description="GPUs of each process that encodes, if the encoder is a model."
-    )
+    ] = HASHING
+    """hashing = scikit-learn's HashingVectorizer; sentence-transformers/NAME, a model's name or
+    directory; or package.module:Class: list of texts → float32 [n, d]."""
+    dim: Annotated[int, Field(ge=2, le=1 << 16)] = 256
+    """Features of hashing."""
+    num_gpus: float = Field(0.0, ge=0)
+    """GPUs of each process that encodes, if the encoder is a model."""
 
     @property
     def is_model(self) -> bool:
@@ -184,21 +202,35 @@ class TextColumn(Section):
         """Number of features; an estimate for models."""
         return _MODEL_WIDTH if self.is_model else self.dim
 
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        unused = "dim" if self.is_model else "num_gpus"
+        yield from self.unused(at, unused, why=f"the encoder is {self.encoder}")
+
 
 class RandomSplit(Section):
     """Random split: fractions of the rows, sampled by a keyed hash of the row number."""
 
-    train: Fraction = Field(gt=0, description="Training fraction of the labelled rows.")
-    val: Fraction = Field(0.0, description="Validation fraction.")
-    test: Fraction | None = Field(None, description="Test fraction; null = all other rows.")
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+    train: Fraction = Field(gt=0)
+    """Training fraction of the labelled rows."""
+    val: Fraction = 0.0
+    """Validation fraction."""
+    test: Fraction | None = None
+    """Test fraction; null = all other rows."""
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    """Seed of the split."""
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.train + self.val + (self.test or 0) > 1 + 1e-9:
+            yield Problem(at, "the fractions sum to more than 1", "lower one of them")
 
 
 class Label(Section):
     """Target of each row."""
 
-    column: Names = Field(description="As label says.")
-    kind: LabelKind = Field("class", description="As label_kind says.")
+    column: Names
+    """As label says."""
+    kind: LabelKind = "class"
+    """As label_kind says."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -208,20 +240,22 @@ class Label(Section):
 class Table(Section):
     """Common fields of tables of nodes and of edges."""
 
-    files: Names = Field((), description="A file or a pattern such as users/*.parquet, or a list.")
-    sql: Text | None = Field(
-        None,
-        description="Instead of files: a SELECT over files, relative to the YAML, and over its "
-        "other tables.",
-    )
-    url: Text | None = Field(
-        None,
-        description="With sql: database that runs it: env:NAME, an environment variable with its "
-        "URL, or sqlite:///FILE; null = DuckDB, over files.",
-    )
-    delimiter: Annotated[str, must(_is_delimiter, "one character, such as ';'")] | None = Field(
-        None, description="Column separator of CSV files; null = ',', or a tab in .tsv files."
-    )
+    read_if: ClassVar[Conditions] = {
+        "url": ("sql",),
+        "delimiter": ("sql", None),
+        "label_kind": ("label",),
+        "split_words": ("split",),
+    }
+
+    files: Names = ()
+    """A file or a pattern such as users/*.parquet, or a list."""
+    sql: Text | None = None
+    """Instead of files: a SELECT over files, relative to the YAML, and over its other tables."""
+    url: Text | None = None
+    """With sql: database that runs it: env:NAME, an environment variable with its URL, or
+    sqlite:///FILE; null = DuckDB, over files."""
+    delimiter: Annotated[str, must(_is_delimiter, "one character, such as ';'")] | None = None
+    """Column separator of CSV files; null = ',', or a tab in .tsv files."""
     features: dict[
         Name,
         Annotated[
@@ -229,36 +263,30 @@ class Table(Section):
             BeforeValidator(_feature_columns),
             must(len, "a column, or a list of columns"),
         ],
-    ] = Field({}, description="Array name → columns of numbers, with transforms or without.")
-    text: dict[Name, TextColumn] = Field({}, description="Array name → column of text to encode.")
-    time: Annotated[TimeColumn, _COLUMN] | None = Field(
-        None,
-        description="Column of integers or dates, which becomes the array time. All tables of a "
-        "graph need the same unit; name the unit of numbers if other tables have dates.",
-    )
-    fill: float | None = Field(
-        None, allow_inf_nan=False, description="Replacement of missing features."
-    )
-    label: Names | None = Field(
-        None,
-        description="Column to predict; empty = unknown. Numbers and multi-label targets may be "
-        "several columns, or one column of lists.",
-    )
-    label_kind: LabelKind = Field(
-        "class",
-        description="Kind of the label: class = a category or integer; number = for regression; "
-        "multi = multi-label: 0, 1 or unknown (-1, NaN or empty) for each.",
-    )
-    labels: dict[Name, Annotated[Label, _COLUMN]] = Field(
-        {},
-        description="Instead of label, for several targets: array name → column, or {column: …, "
-        "kind: …}. task.target names the array; a row in a split needs at least one label.",
-    )
-    split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
-    split_words: dict[str, Split] = Field(
-        {}, description="Other values of that column → train, val or test."
-    )
-    splits: RandomSplit | None = Field(None, description="Random split, instead of split.")
+    ] = Field({})
+    """Array name → columns of numbers, with transforms or without."""
+    text: dict[Name, TextColumn] = Field({})
+    """Array name → column of text to encode."""
+    time: Annotated[TimeColumn, _COLUMN] | None = None
+    """Column of integers or dates, which becomes the array time. All tables of a graph need the
+    same unit; name the unit of numbers if other tables have dates."""
+    fill: float | None = None
+    """Replacement of missing features."""
+    label: Names | None = None
+    """Column to predict; empty = unknown. Numbers and multi-label targets may be several columns,
+    or one column of lists."""
+    label_kind: LabelKind = "class"
+    """Kind of the label: class = a category or integer; number = for regression; multi =
+    multi-label: 0, 1 or unknown (-1, NaN or empty) for each."""
+    labels: dict[Name, Annotated[Label, _COLUMN]] = Field({})
+    """Instead of label, for several targets: array name → column, or {column: …, kind: …}.
+    task.target names the array; a row in a split needs at least one label."""
+    split: Text | None = None
+    """Column with train, val, test, or nothing."""
+    split_words: dict[str, Split] = Field({})
+    """Other values of that column → train, val or test."""
+    splits: RandomSplit | None = None
+    """Random split, instead of split."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -272,43 +300,75 @@ class Table(Section):
             return self.labels
         return {"label": Label(column=self.label, kind=self.label_kind)}
 
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if bool(self.files) == (self.sql is not None):
+            both = "both say" if self.files else "neither says"
+            yield Problem(at, f"files and sql: {both} where the rows are", "set one of them")
+        if self.url is not None and not DATABASE.fullmatch(self.url):
+            yield Problem((*at, "url"), *NO_DATABASE)
+        yield from _several(at, self, ("split", "splits"), "the split of the rows")
+        yield from _several(at, self, ("label", "labels"), "the target")
+        for name, label in self.targets.items():
+            if isinstance(label.column, tuple) and label.kind == "class":
+                message = f"a class label needs one column, and {show(label.column)} are several"
+                place = ("label",) if self.label is not None else ("labels", name)
+                remedy = "set label_kind, or its kind in labels, to multi or number"
+                yield Problem((*at, *place), message, remedy)
+        for name, columns in self.features.items():
+            if SEED in [c.since for c in columns] and (columns[1:] or isinstance(self, EdgeTable)):
+                message = "since: seed needs a separate array, in a table of nodes"
+                yield Problem((*at, "features", name), message, "move the column to another array")
+        taken = dict.fromkeys(("label", *MASKS), "label and split define")
+        columns = [name for name in ("weight", "time") if getattr(self, name, None) is not None]
+        taken |= {name: f"{name} defines" for name in columns}
+        for section in ("features", "categories", "text", "labels"):
+            for name in getattr(self, section, ()):
+                if name in taken and (section, name) != ("labels", "label"):
+                    message = f"{taken[name]} an array {name!r} already"
+                    yield Problem((*at, section), message, "give it another name")
+                taken[name] = f"{section} defines"
+
 
 class Key(Section):
     """A foreign key: a column with ids of a node type, its own or another."""
 
-    table: Name = Field(description="Node type that the ids refer to; empty values make no edge.")
-    missing: Missing = Field("refuse", description="As missing of edges.")
+    table: Name
+    """Node type that the ids refer to; empty values make no edge."""
+    missing: Missing = "refuse"
+    """As missing of edges."""
 
 
 class NodeTable(Table):
     """The nodes of one type, one per row."""
 
-    id: Text | None = Field(
-        None,
-        description="Column of unique ids: integers or text; null = rows are numbered from 0.",
-    )
-    keys: dict[Text, Annotated[Key, _short_for("table")]] = Field(
-        {},
-        description="Foreign keys: column with ids → their node type, or {table: …, missing: …}. "
-        "Each creates edges TYPE:COLUMN:OTHER and reverse edges OTHER:rev_COLUMN:TYPE, with the "
-        "rows' times.",
-    )
-    categories: dict[Name, Annotated[Category, _COLUMN]] = Field(
-        {}, description="Array name → column of text or integers, for model.categories."
-    )
+    id: Text | None = None
+    """Column of unique ids: integers or text; null = rows are numbered from 0."""
+    keys: dict[Text, Annotated[Key, _short_for("table")]] = Field({})
+    """Foreign keys: column with ids → their node type, or {table: …, missing: …}. Each creates
+    edges TYPE:COLUMN:OTHER and reverse edges OTHER:rev_COLUMN:TYPE, with the rows' times."""
+    categories: dict[Name, Annotated[Category, _COLUMN]] = Field({})
+    """Array name → column of text or integers, for model.categories."""
 
 
 class EdgeTable(Table):
     """The edges of one type, one per row."""
 
-    source: Text = Field(description="Column with the id of the source node.")
-    target: Text = Field(description="Column with the id of the target node.")
-    weight: Text | None = Field(None, description="Column of numbers ≥ 0, the array weight.")
-    missing: Missing = Field(
-        "refuse", description="Edges to unknown nodes: refuse, drop the edge, or add the node."
-    )
-    reverse: Name | None = Field(None, description="Relation of reverse edges to add.")
-    undirected: bool = Field(False, description="Each row is an edge in both directions.")
+    source: Text
+    """Column with the id of the source node."""
+    target: Text
+    """Column with the id of the target node."""
+    weight: Text | None = None
+    """Column of numbers ≥ 0, the array weight."""
+    missing: Missing = "refuse"
+    """Edges to unknown nodes: refuse, drop the edge, or add the node."""
+    reverse: Name | None = None
+    """Relation of reverse edges to add."""
+    undirected: bool = False
+    """Each row is an edge in both directions."""
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from super()._conflicts(at)
+        yield from _several(at, self, ("undirected", "reverse"), "the other direction")
 
 
 class KeyTable(EdgeTable):
@@ -321,10 +381,10 @@ class KeyTable(EdgeTable):
 class Description(Section):
     """A graph as tables."""
 
-    nodes: dict[Name, NodeTable] = Field(min_length=1, description="Node type → its table.")
-    edges: dict[Text, EdgeTable] = Field(
-        {}, description="source:relation:target → its table; not needed if nodes have keys."
-    )
+    nodes: dict[Name, NodeTable] = Field(min_length=1)
+    """Node type → its table."""
+    edges: dict[Text, EdgeTable] = Field({})
+    """source:relation:target → its table; not needed if nodes have keys."""
 
     def edge_type(self, key: str) -> EdgeType:
         """Return the edge type of a key such as ``"user:bought:item"``, or ``"cites"`` with one
@@ -358,9 +418,10 @@ class Description(Section):
     @property
     def microseconds(self) -> list[str]:
         """Types whose table names the unit of its times; see `GraphData`."""
-        edges = {etype_str(self.edge_type(key)): table for key, table in self.edges.items()}
-        tables: dict[str, Table] = {**self.nodes, **edges}
-        return [kind for kind, one in tables.items() if one.time and one.time.unit]
+        kinds = [*self.nodes, *(etype_str(self.edge_type(key)) for key in self.edges)]
+        tables: list[Table] = [*self.nodes.values(), *self.edges.values()]
+        pairs = zip(kinds, tables, strict=True)
+        return [kind for kind, one in pairs if one.time and one.time.unit]
 
 
 def read_description(file: Path) -> Description:
@@ -371,8 +432,9 @@ def read_description(file: Path) -> Description:
         remedy = "write one whose sections nodes and edges name it, as in docs/data.md"
         raise ConfigError(message, where=str(file), remedy=remedy)
     document = read_file(file, "describe the tables in the sections nodes and edges")
-    described = _with_keys(document.checked(Description))
-    if problems := list(_contradictions(described)):
+    plain = document.checked(Description)
+    described = _with_keys(plain)
+    if problems := [*_problems((), plain), *_edge_problems(described)]:
         raise document.error(problems)
     return described
 
@@ -399,14 +461,27 @@ def _with_keys(described: Description) -> Description:
     return described.model_copy(update={"edges": edges})
 
 
-def _contradictions(described: Description) -> Iterator[Problem]:
-    """Yield contradictions between fields that are valid on their own."""
-    for ntype, nodes in described.nodes.items():
-        yield from _table_problems(("nodes", ntype), nodes)
-        for name, one in nodes.categories.items():
-            if one.unknown == "error":
-                at, instead = ("nodes", ntype, "categories", name), "set unknown: bucket"
-                yield from one.unused(at, "min_count", why="there is no bucket", instead=instead)
+def _problems(at: KeyPath, value: Any) -> Iterator[Problem]:
+    """Yield contradictions between the keys of each section in a value."""
+    if isinstance(value, Section):
+        yield from value.problems(at)
+        value = vars(value)
+    pairs = value.items() if isinstance(value, dict) else ()
+    for key, inner in enumerate(value) if isinstance(value, tuple) else pairs:
+        yield from _problems((*at, key), inner)
+
+
+def _several(
+    key: KeyPath, section: Section, names: Sequence[str], what: str, remedy: str = ""
+) -> Iterator[Problem]:
+    """Yield a problem if several of these keys are set, which define the same thing."""
+    if len(given := [name for name in names if getattr(section, name)]) > 1:
+        message = f"{' and '.join(given)} both define {what}"
+        yield Problem((*key, given[1]), message, f"{remedy}keep one of them")
+
+
+def _edge_problems(described: Description) -> Iterator[Problem]:
+    """Yield contradictions between edge types, and between edges and their nodes."""
     if not described.edges:
         remedy = "add edges, or keys to the nodes, which make edges"
         yield Problem(("edges",), "there are no edges", remedy)
@@ -424,7 +499,16 @@ def _contradictions(described: Description) -> Iterator[Problem]:
             message = f"there is no node type {show(missing[0])}"
             yield Problem(key, message, one_of(missing[0], described.nodes))
             continue
-        yield from _edge_problems(key, edges, etype, described)
+        if not _is_name(etype[1]):
+            yield Problem(key, f"{show(etype[1])} is not a valid name", f"use {_NAMES}")
+        if edges.undirected and etype[0] != etype[2]:
+            message = f"undirected, but {etype[0]} and {etype[2]} are two types"
+            yield Problem((*key, "undirected"), message, "name the other direction with reverse")
+        added = etype[2:] if isinstance(edges, KeyTable) else (etype[0], etype[2])
+        for ntype in dict.fromkeys(added) if edges.missing == "add" else ():
+            for lacking in _lacking(described.nodes[ntype]):
+                message = f"an added node of type {ntype} would have {lacking}"
+                yield Problem((*key, "missing"), message, "choose drop or refuse")
         reverses = [(etype[2], edges.reverse, etype[0])] if edges.reverse else []
         for made in (etype, *reverses):
             if made in key_of:
@@ -433,114 +517,13 @@ def _contradictions(described: Description) -> Iterator[Problem]:
             key_of[made] = name
 
 
-def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
-    if bool(table.files) == (table.sql is not None):
-        both = "both say" if table.files else "neither says"
-        yield Problem(key, f"files and sql: {both} where the rows are", "set one of them")
-    if table.sql is not None:
-        yield from table.unused(key, "delimiter", why="sql is no file")
-    else:
-        yield from table.unused(key, "url", why="there is no sql")
-    if table.url is not None and not DATABASE.fullmatch(table.url):
-        yield Problem((*key, "url"), *NO_DATABASE)
-    yield from _several(key, table, ("split", "splits"), "the split of the rows")
-    yield from _several(key, table, ("label", "labels"), "the target")
-    if table.split is None:
-        yield from table.unused(key, "split_words", why="there is no split")
-    shares = table.splits
-    if shares is not None and shares.train + shares.val + (shares.test or 0) > 1 + 1e-9:
-        yield Problem((*key, "splits"), "the shares sum to more than 1", "lower one of them")
-    if table.label is None:
-        yield from table.unused(key, "label_kind", why="there is no label")
-    for name, label in table.targets.items():
-        if isinstance(label.column, tuple) and label.kind == "class":
-            message = f"a class label needs one column, and {show(label.column)} are several"
-            place = ("label",) if table.label is not None else ("labels", name)
-            yield Problem(
-                (*key, *place), message, "set label_kind, or its kind in labels, to multi or number"
-            )
-    yield from _taken(key, table)
-    for name, text in table.text.items():
-        why = f"the encoder is {text.encoder}"
-        unused = "dim" if text.is_model else "num_gpus"
-        yield from text.unused((*key, "text", name), unused, why=why)
-    for name, columns in table.features.items():
-        if SEED in [c.since for c in columns] and (columns[1:] or isinstance(table, EdgeTable)):
-            message = "since: seed needs a separate array, in a table of nodes"
-            yield Problem((*key, "features", name), message, "move the column to another array")
-        for at, column in enumerate(columns):
-            yield from _feature_problems((*key, "features", name, at), column)
-
-
-def _several(
-    key: KeyPath, section: Section, names: Sequence[str], what: str, remedy: str = ""
-) -> Iterator[Problem]:
-    """Yield a problem if several of these keys are set, which define the same thing."""
-    if len(given := [name for name in names if getattr(section, name)]) > 1:
-        message = f"{' and '.join(given)} both define {what}"
-        yield Problem((*key, given[1]), message, f"{remedy}keep one of them")
-
-
-def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
-    for names in (("parts", "cyclic", "since"), ("bucket", "onehot", "hash", "scale")):
-        what, remedy = f"the features of {column.column!r}", "name the column twice, or "
-        yield from _several(key, column, names, what, remedy)
-    if "log" in column.scale[1:]:
-        message = "log applies to the values themselves, and must come first"
-        yield Problem((*key, "scale"), message, "write it before the others")
-    if not column.onehot:
-        yield from column.unused(key, "unknown", "min_count", why="there is no onehot")
-    elif column.unknown == "error":
-        yield from column.unused(key, "min_count", why="there is no bucket")
-    wrong, kind = ("indicator", "categories") if column.of_words else ("separator", "numbers")
-    yield from column.unused(key, wrong, why=f"the values are {kind}")
-    if column.since == SEED:
-        steps = ("impute", "indicator", "scale", "bucket", "onehot", "hash")
-        yield from column.unused(key, *steps, why="model.ages encodes it")
-    average = column.impute in AVERAGES
-    if average if column.of_words else isinstance(column.impute, str) and not average:
-        message = f"categories have no {column.impute}"
-        message = message if average else f"{show(column.impute)} is not a number"
-        remedy = "set it to a category" if average else "set it to mean, median or a number"
-        yield Problem((*key, "impute"), message, remedy)
-
-
-def _edge_problems(
-    key: KeyPath, edges: EdgeTable, etype: EdgeType, described: Description
-) -> Iterator[Problem]:
-    yield from _table_problems(key, edges)
-    if not _is_name(etype[1]):
-        yield Problem(key, f"{show(etype[1])} is not a valid name", f"use {_NAMES}")
-    if edges.undirected and etype[0] != etype[2]:
-        message = f"undirected, but {etype[0]} and {etype[2]} are two types"
-        yield Problem((*key, "undirected"), message, "name the other direction with reverse")
-    yield from _several(key, edges, ("undirected", "reverse"), "the other direction")
-    added = etype[2:] if isinstance(edges, KeyTable) else (etype[0], etype[2])
-    for ntype in dict.fromkeys(added) if edges.missing == "add" else ():
-        nodes, lacking, instead = described.nodes[ntype], "", ""
-        if not all(column.is_plain for columns in nodes.features.values() for column in columns):
-            lacking = "no values to transform"
-        elif nodes.time is not None:
-            lacking = "no time"
-        elif not all(category.unknown == "bucket" for category in nodes.categories.values()):
-            lacking = "no values: it has categories without a bucket"
-            instead = ", or set unknown: bucket for the categories"
-        elif nodes.features and nodes.fill is None:
-            lacking = "no values: it has features, and no fill"
-            instead = f", or set nodes.{ntype}.fill"
-        if lacking:
-            message = f"an added node of type {ntype} would have {lacking}"
-            yield Problem((*key, "missing"), message, f"choose drop or refuse{instead}")
-
-
-def _taken(key: KeyPath, table: Table) -> Iterator[Problem]:
-    """Yield array names that two keys define."""
-    given = dict.fromkeys(("label", *MASKS), "label and split define")
-    columns = [name for name in ("weight", "time") if getattr(table, name, None) is not None]
-    given |= {name: f"{name} defines" for name in columns}
-    for section in ("features", "categories", "text", "labels"):
-        for name in getattr(table, section, ()):
-            if name in given and (section, name) != ("labels", "label"):
-                message = f"{given[name]} an array {name!r} already"
-                yield Problem((*key, section), message, "give it another name")
-            given[name] = f"{section} defines"
+def _lacking(nodes: NodeTable) -> Iterator[str]:
+    """Yield what a node without a row would lack, and how to set it if that is possible."""
+    if not all(column.is_plain for columns in nodes.features.values() for column in columns):
+        yield "no values to transform"
+    if nodes.time is not None:
+        yield "no time"
+    if not all(category.unknown == "bucket" for category in nodes.categories.values()):
+        yield "no category: set unknown: bucket for each"
+    if nodes.features and nodes.fill is None:
+        yield "no features: set fill"

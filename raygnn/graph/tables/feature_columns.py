@@ -73,8 +73,8 @@ class Transformed:
         self._missing: Any = described.impute
         if self._missing is None and not described.of_words:
             self._missing = fill
-        steps = [("impute", self._missing), *((scale, "") for scale in described.scale)]
-        steps.append(("bucket", described.bucket))
+        scales = ((scale, "") for scale in described.scale)
+        steps = [("impute", self._missing), *scales, ("bucket", described.bucket)]
         self.steps = [(step, argument) for step, argument in steps if argument is not None]
         self.state: list[list[Any]] | None = None
         self._width: int | None = None  # length of the column's lists
@@ -105,18 +105,15 @@ class Transformed:
         if self.described.since == SEED:
             return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
         if self.described.of_words:
-            blocks = self._indicators_of(chunk)
-        else:
-            values, state = self._numbers(chunk), self.state
-            if state is None:
-                state = [[_fitted(*step, values) for step in self.steps]] * values.shape[1]
-            blocks = []
-            for column, states in zip(values.T, state, strict=True):
-                for (step, _), one in zip(self.steps, states, strict=True):
-                    column = _applied(step, one, column)
-                blocks.append(column.reshape(len(column), -1))
-            if self.described.indicator:
-                blocks.append(np.isnan(values).any(axis=1).reshape(-1, 1))
+            return np.concatenate(self._indicators_of(chunk), axis=1)
+        values, blocks = self._numbers(chunk), list[Array]()
+        given = [[_fitted(*step, values) for step in self.steps]] if self.state is None else []
+        for column, states in zip(values.T, self.state or given * values.shape[1], strict=True):
+            for (step, _), state in zip(self.steps, states, strict=True):
+                column = _applied(step, state, column)
+            blocks.append(column.reshape(len(column), -1))
+        if self.described.indicator:
+            blocks.append(np.isnan(values).any(axis=1).reshape(-1, 1))
         return np.concatenate(blocks, axis=1, dtype=np.float32)
 
     def add(self, chunk: Chunk, training: Array, file: Path) -> None:
@@ -188,19 +185,19 @@ class Transformed:
                 remedy = "parts, cyclic and since need dates, such as 2024-05-01 12:30"
                 raise chunk.error(0, times.columns[0], "the values are integers", remedy)
             points.append(pc.cast(array, pa.int64()))
-        if parts:
-            utc = pc.cast(points[0], pa.timestamp("us"))
-            made = [(_PARTS.get(part) or getattr(pc, part))(utc) for part in parts]
-            if described.parts:
-                return made
-            turns = zip(made, (2 * math.pi / _PERIODS[part] for part in parts), strict=True)
-            angles = [pc.multiply(pc.cast(one, pa.float64()), by) for one, by in turns]
-            return [wave(angle) for angle in angles for wave in (pc.sin, pc.cos)]
         if described.since == SEED:
             return points
-        since = points[1] if len(points) > 1 else pa.scalar(self._since, pa.int64())
-        days = pc.cast(pc.subtract(points[0], since), pa.float64(), safe=False)
-        return [pc.divide(days, float(_DAY))]
+        if described.since is not None:
+            since = points[1] if len(points) > 1 else pa.scalar(self._since, pa.int64())
+            days = pc.cast(pc.subtract(points[0], since), pa.float64(), safe=False)
+            return [pc.divide(days, float(_DAY))]
+        utc = pc.cast(points[0], pa.timestamp("us"))
+        made = [(_PARTS.get(part) or getattr(pc, part))(utc) for part in parts]
+        if described.parts:
+            return made
+        turns = zip(made, (2 * math.pi / _PERIODS[part] for part in parts), strict=True)
+        angles = [pc.multiply(pc.cast(one, pa.float64()), by) for one, by in turns]
+        return [wave(angle) for angle in angles for wave in (pc.sin, pc.cos)]
 
     def _numbers(self, chunk: Chunk) -> Array:
         """Return float64 ``[n, w]``; NaN = missing."""
@@ -249,14 +246,13 @@ class Transformed:
         categories unseen in training."""
         blocks = []
         for at, (owners, values, words) in enumerate(self._encoded(chunk)):
-            if self.described.hash is not None:
-                width = self.described.hash
+            if (width := self.described.hash) is not None:
                 codes = [_hash(word) % width for word in words]
             else:
                 assert self.state is not None
                 numbers = {word: number for number, word in enumerate(self.state[at][0])}
-                width = len(numbers)
-                codes = [numbers.get(word, numbers.get(None, -1)) for word in words]
+                width, other = len(numbers), numbers.get(None, -1)
+                codes = [numbers.get(word, other) for word in words]
             of_word = np.array([*codes, 0], np.int64)  # the last one is for missing values
             if (unknown := of_word < 0).any():
                 listed = ", ".join(map(shown, itertools.compress(words, unknown)))

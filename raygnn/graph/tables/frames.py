@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +119,17 @@ def draw(shares: RandomSplit, num: int, first_row: int = 0) -> Array:
 
 @dataclass(frozen=True)
 class FitTo:
-    """Source of the state of transforms.
+    """Source of vocabularies and of the state of transforms.
 
     Attributes:
+        vocabulary: type → array → value of each code; other arrays are coded by their sorted
+            values.
         trained: state that `TableArrays.fit` returned in training; None = this is the training.
         before: tables with times and without a split are fitted to their rows before this time;
             None = to all rows.
     """
 
+    vocabulary: Mapping[str, Vocabulary] = field(default_factory=dict)
     trained: Mapping[str, Any] | None = None
     before: int | None = None
 
@@ -154,30 +157,23 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None,
     return min(firsts, default=None), found_in
 
 
-def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
-    """Return type → array → value of each code, from the run or partition that the graph names."""
-    if (file := graph.vocabulary) is None:
-        return {}
-    check_file(file)
-    content = read_json(file)
-    named = content.get("words", content.get("names"))
-    if not isinstance(named, dict) or not all(isinstance(words, list) for words in named.values()):
-        message = "the file has no vocabulary of tables"
-        remedy = "name a run's checkpoints/selected.json or a partition's raygnn.json"
-        raise DataError(message, where=str(file), remedy=remedy)
-    vocabulary: dict[str, dict[str, list[Any]]] = {}
-    for key, words in named.items():
-        kind, _, name = key.rpartition("/")
-        vocabulary.setdefault(kind, {})[name] = words
-    return vocabulary
-
-
 def fit_to(graph: TablesGraph, described: Description) -> FitTo:
-    """Return the source of the transforms' state: the run or partition that the graph names, or
-    else the time of the first validation or test row. Tables are read for that only if a transform
-    needs it. Raises DataError if the units of times differ."""
-    if (kept := graph.vocabulary) is not None:
-        return FitTo(read_json(kept).get("transforms") or {})
+    """Return the vocabularies and the state of transforms of the run or partition that the graph
+    names, or else the time of the first validation or test row. Tables are read for that only if a
+    transform needs it. Raises DataError if the units of times differ."""
+    if (file := graph.vocabulary) is not None:
+        check_file(file)
+        content = read_json(file)
+        named = content.get("words", content.get("names"))
+        if not isinstance(named, dict) or not all(isinstance(of, list) for of in named.values()):
+            message = "the file has no vocabulary of tables"
+            remedy = "name a run's checkpoints/selected.json or a partition's raygnn.json"
+            raise DataError(message, where=str(file), remedy=remedy)
+        vocabulary: dict[str, dict[str, list[Any]]] = {}
+        for key, words in named.items():
+            kind, _, name = key.rpartition("/")
+            vocabulary.setdefault(kind, {})[name] = words
+        return FitTo(vocabulary, content.get("transforms") or {})
     tables = described.tables.values()
     if not any(map(_has_times_alone, tables)):
         return FitTo()
@@ -188,7 +184,7 @@ def fit_to(graph: TablesGraph, described: Description) -> FitTo:
     if before is not None:
         effect = "transforms would be fitted to validation and test rows, or to no rows"
         check_units([times for _, times in found], effect, "time")
-    return FitTo(None, before)
+    return FitTo(before=before)
 
 
 class TableArrays:

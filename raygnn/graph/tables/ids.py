@@ -31,28 +31,35 @@ _REPEATED = """with twice as (select id, min(rowid) as before from ids group by 
 
 
 class Ids:
-    """Ids of one node type, an Arrow array of int64 or large_string. Ids of CSV files are integers
-    if all are written as such. ``remedy``: for unknown ids."""
+    """Ids of one node type.
 
-    def __init__(self, ntype: str, values: Any = None, remedy: str = ""):
-        self.ntype = ntype
+    Args:
+        values: Arrow array of int64 or large_string. Ids of CSV files are integers if all are
+            written as such.
+        remedy: for unknown ids.
+        count: without values, number of nodes whose ids are their numbers, from 0.
+    """
+
+    def __init__(self, ntype: str, values: Any = None, remedy: str = "", count: int | None = None):
+        self.ntype, self._remedy = ntype, remedy
         self.values = pa.chunked_array([], pa.int64()) if values is None else values
-        self._remedy = remedy
+        self._count = count if values is None else None
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self._count or len(self.values)
 
     def lookup(self, among: Chunk | TableReader, column: str, ends: Any) -> Array:
         """Return the node numbers of the ids ``ends``, int64 ``[n]``. ``among``: the rows that have
         them, for errors."""
-        numbers = self._find(ends)
+        if self._count is None:
+            numbers = pc.index_in(ends, value_set=self.values)
+        else:
+            known = pc.and_(pc.greater_equal(ends, 0), pc.less(ends, self._count))
+            numbers = pc.if_else(known, ends, pa.scalar(None, pa.int64()))
         if numbers.null_count:
             row = first(pc.is_null(numbers))
             raise among.error(row, column, *self.unknown(ends[row]))
         return to_numpy(numbers).astype(np.int64)
-
-    def _find(self, ends: pa.Array) -> pa.Array:
-        return pc.index_in(ends, value_set=self.values)
 
     def unknown(self, value: object) -> tuple[str, str]:
         """Return message and remedy for an unknown id."""
@@ -67,7 +74,7 @@ class Ids:
         ends = chunk.columns[column]
         if not nulls:
             refuse_nulls(chunk, column, "fill it in, or drop the row")
-        if not len(self):
+        if self._count is None and not len(self.values):
             whole = not chunk.text(column)
             self.values = pa.chunked_array([], pa.int64() if whole else pa.large_string())
         numeric = pa.types.is_int64(self.values.type)
@@ -87,18 +94,6 @@ class Ids:
             message = f"{shown(ends[row])} is text, and the ids of {self.ntype} are whole numbers"
             raise chunk.error(row, column, message, _ALIKE)
         return pc.cast(ends, pa.int64())
-
-
-class Numbers(Ids):
-    """Ids that are the numbers 0 to ``count`` - 1."""
-
-    def __init__(self, ntype: str, count: int, remedy: str):
-        super().__init__(ntype, pa.array([0]), remedy)
-        self._count = count
-
-    def _find(self, ends: pa.Array) -> pa.Array:
-        there = pc.and_(pc.greater_equal(ends, 0), pc.less(ends, self._count))
-        return pc.if_else(there, ends, pa.scalar(None, pa.int64()))
 
 
 class StoredIds:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raygnn.config.places import Uri
+from raygnn.config.problems import show
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
@@ -38,7 +39,7 @@ _BYTES = 1 << 24  # bytes of a chunk, about
 _CELL = 16  # estimated bytes of a value as text
 _START = 1 << 20  # bytes at the start of a file that contain the header line
 _END = 1 << 22  # bytes at the end that contain the last quote, if DuckDB accepts its line
-_PATTERNS = "correct files: patterns are relative to the YAML that describes the tables"
+_PATTERNS = "correct files: relative to the YAML; of a URI only the last part may be a pattern"
 _VALUE = 8  # bytes of a value in an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
@@ -55,36 +56,22 @@ def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) 
     file is no table."""
     files: list[AnyPath] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found: Sequence[AnyPath] = [base / pattern]
         if "://" in pattern:
-            files += _elsewhere(pattern)
-            continue
-        file = base / pattern
-        if os.path.exists(file) or not glob.has_magic(pattern) or "\0" in pattern:
-            files.append(file)
-            continue
-        matches = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
-        if not matches:
-            where = None if base == Path() else str(base)
-            raise DataError(f"no file matches {pattern!r}", where=where, remedy=remedy)
-        files += matches
+            remote = RemotePath.of(Uri(pattern), "files")
+            is_pattern = glob.has_magic(remote.name)
+            found = remote.parent.glob(remote.name) if is_pattern else [remote]
+        elif glob.has_magic(pattern) and not os.path.exists(base / pattern):
+            found = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
+        if not found:
+            raise DataError(f"no file matches {pattern!r}", where=str(base), remedy=remedy)
+        files += found
     for path in files:
         if not is_table(path):
             message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
             remedy = "unpack it, rename it or convert it"
             raise DataError(message, where=str(path), remedy=remedy)
     return files
-
-
-def _elsewhere(pattern: str) -> list[AnyPath]:
-    """Return the files of a URI, whose last part may be a pattern."""
-    place = RemotePath.of(Uri(pattern), "files")
-    if not glob.has_magic(place.name):
-        return [place]
-    matches = place.parent.glob(place.name)
-    if not matches:
-        remedy = "correct files: only the last part of a URI may be a pattern"
-        raise DataError("no file matches this", where=str(place), remedy=remedy)
-    return [*matches]
 
 
 @contextmanager
@@ -146,7 +133,7 @@ class TableReader:
         self.files = files
         self.columns = [column for column in dict.fromkeys(columns) if column != ROW]
         self._numbered = ROW in columns
-        self._delimiter = delimiter
+        self.delimiter = delimiter
         self._header = header
         self.starts: list[int] = []  # number of the first row of each file that was opened
         self.num = 0
@@ -167,10 +154,6 @@ class TableReader:
                     chunk = Chunk(self, columns, self.num, is_csv)
                     self.num += chunk.num
                     yield chunk
-
-    def again(self, column: str) -> TableReader:
-        """Return a new reader of one column of the same files."""
-        return TableReader(self.files, [column], self._delimiter, self._header)
 
     def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
         """Build the error for a row, given its number over all files."""
@@ -199,12 +182,11 @@ class TableReader:
                     rows += opened.metadata.num_rows
                     size += self._parquet_bytes(opened.metadata)
                 continue
-            total = unpacked_size(file)
             try:
                 lines, sample = self._start(file)
             except OSError:  # reported when all of it is read
                 continue
-            of_file = max(len(lines) - (self._header is None), 0) * total // max(sample, 1)
+            of_file = max(len(lines) - 1, 1) * unpacked_size(file) // max(sample, 1)
             rows, size = rows + of_file, size + of_file * len(self.columns) * _VALUE
         return rows, size
 
@@ -219,7 +201,7 @@ class TableReader:
             f"columns={{{types}}}, auto_detect=false, parallel=false, header=false, "
             f"hive_partitioning=false, skip={skip}, nullstr='', allow_quoted_nulls=false, "
             f"new_line={text(line_end.encode('unicode_escape').decode())}, "
-            f"delim={text(separator(file, self._delimiter))}, quote={quote}, escape={quote}, "
+            f"delim={text(separator(file, self.delimiter))}, quote={quote}, escape={quote}, "
             f"compression={text('gzip' if file.suffix == '.gz' else 'none')}"
         )
         wanted = ", ".join(f"c{names.index(column)}" for column in self.columns)
@@ -243,7 +225,7 @@ class TableReader:
     def _may_be_cut(self, file: Path) -> bool:
         """True if the last quote may be open, or the last line is long and has no line end, since
         DuckDB 2.0 drops such rows. Raises OSError for a wrong checksum, which DuckDB ignores."""
-        end, mark = b"", separator(file, self._delimiter).encode()
+        end, mark = b"", separator(file, self.delimiter).encode()
         with unpacked(file) as stream:
             if file.suffix != ".gz":
                 stream.seek(max(file.stat().st_size - _END, 0))
@@ -251,14 +233,11 @@ class TableReader:
                 end = end[-_END:] + block
         if len(end) > _START and not re.search(rb"[\r\n]", end[-_START:]):
             return True
-        at = end.rfind(b'"')
-        before, after = end[:at][-2:], end[at + 1 : at + 2]
-        is_empty = before == mark + b'"' and after in (mark, b"\r", b"\n", b"")
-        return at >= 0 and not is_empty and before[-1:] in (mark, b"\r", b"\n", b"", b" ", b'"')
+        return bool(re.search(rb'(^|[\r\n "%b])"[^"]*\Z' % re.escape(mark), end))
 
     def _dialect(self, file: AnyPath) -> dict[str, Any]:
         """Return options of `csv.reader`; like DuckDB, it accepts spaces before a quote."""
-        delimiter = separator(file, self._delimiter)
+        delimiter = separator(file, self.delimiter)
         return {"delimiter": delimiter, "skipinitialspace": delimiter != " "}
 
     def _start(self, file: AnyPath) -> tuple[list[str], int]:
@@ -272,10 +251,10 @@ class TableReader:
         """Return a file's column names, without surrounding spaces in CSV. Raises DataError if a
         CSV file has no header line."""
         check_file(file)
-        if not is_text(file):
-            with _parquet_file(file) as opened:
-                return list(opened.schema_arrow.names)
-        return self._head(file)[0]
+        if is_text(file):
+            return self._head(file)[0]
+        with _parquet_file(file) as opened:
+            return list(opened.schema_arrow.names)
 
     def _head(self, file: AnyPath) -> tuple[list[str], int, str]:
         """Return the column names of a CSV file, the number of rows to skip, and the line end,
@@ -328,10 +307,8 @@ class TableReader:
                 except UnicodeEncodeError:
                     raise _wrong_text(place, "there are bytes that are not UTF-8") from None
                 if len(row) != columns:
-                    text = repr(",".join(row))
-                    text = text if len(text) <= 60 else text[:60] + "…"
-                    message = f"there are {len(row)} columns, expected {columns}: {text}"
-                    raise _wrong_text(place, message)
+                    message = f"there are {len(row)} columns, expected {columns}"
+                    raise _wrong_text(place, f"{message}: {show(','.join(row))}")
         except (csv.Error, OSError) as error:
             message = f"it cannot be read: {error}"
             if "unexpected end" in message:
@@ -443,8 +420,6 @@ def _wrong_text(place: str, message: str) -> DataError:
 
 def _damaged(file: AnyPath, error: Any) -> DataError:
     kind = "Parquet" if file.suffix in _PARQUET else "CSV"
-    if found := re.search(r"on Line: (\d+)\n.*\n(.+)\n\nPossible fixes", str(error), re.DOTALL):
-        return _wrong_text(f"{file}, line {found[1]}", found[2])
     if "state machine" in str(error):
         remedy = "end all lines in \\n, or all in \\r\\n"
         return DataError("its line ends differ", where=str(file), remedy=remedy)

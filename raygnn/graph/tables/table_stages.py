@@ -28,7 +28,7 @@ from raygnn.graph.outofcore.workspace import Workspace, temporary_workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, Table
-from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
+from raygnn.graph.tables.frames import TableArrays, fit_to
 from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.queries import named, queries_of, run_queries
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
@@ -87,7 +87,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
 
 def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGraph:
     file = Path(graph.path)
-    words, to = vocabulary_of(graph), fit_to(graph, described)
+    to = fit_to(graph, described)
     texts = Texts(graph, to, work)
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}
@@ -109,7 +109,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
             ids |= {one.ntype: one for one in new}
     for at, (ntype, table) in enumerate(described.nodes.items()):
         num, files = len(ids[ntype]), paths[ntype]
-        columns = TableArrays(table, words.get(ntype))
+        columns = TableArrays(table, to.vocabulary.get(ntype))
         transforms |= columns.fit(ntype, files, to, work.directory(f"features-{at}"), num)
         named_columns |= {f"{ntype}/{n}": one.names for n, one in columns.features.items()}
         arrays = _node_arrays(columns, files, starts[ntype], num, f"features-{at}", work)
@@ -121,10 +121,10 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
     reverses: dict[EdgeType, EdgeType] = {}
     for at, (key, edges) in enumerate(described.edges.items()):
         etype = described.edge_type(key)
-        vocabulary = words.get(etype_str(etype), {})
+        vocabulary = to.vocabulary.get(etype_str(etype))
         if edges.reverse is not None:
             reverses[etype] = (etype[2], edges.reverse, etype[0])
-            vocabulary = vocabulary or words.get(etype_str(reverses[etype]), {})
+            vocabulary = vocabulary or to.vocabulary.get(etype_str(reverses[etype]))
         columns, stage = TableArrays(edges, vocabulary), f"edges-{at}" if at else "edges"
         files = edge_paths[key]
         transforms |= columns.fit(etype_str(etype), files, to, work.directory(stage))

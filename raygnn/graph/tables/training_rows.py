@@ -21,7 +21,7 @@ from raygnn.graph.tables.columns import Times, first, split_codes
 from raygnn.graph.tables.databases import selected
 from raygnn.graph.tables.description import LabelKind, Table
 from raygnn.graph.tables.frames import FitTo, TableArrays, unknown
-from raygnn.graph.tables.ids import Ids, Numbers
+from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.times import codes_since, since
 from raygnn.storage.remote import AnyPath
@@ -68,7 +68,7 @@ def _read(
     assert isinstance(task, NodeTaskConfig)
     ntype = str(task.ntype)
     files, firsts = _files(table)
-    known = Numbers(ntype, count, _REMEDY) if ids is None else Ids(ntype, ids, _REMEDY)
+    known = Ids(ntype, ids, _REMEDY, count)
     kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"
     asked = [table.target] if isinstance(table.target, str) else table.target
     label = {_TARGET: {"column": table.target, "kind": kind}}
