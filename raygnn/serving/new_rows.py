@@ -125,16 +125,14 @@ class RowReader:
 
     def schema(self) -> dict[str, Any]:
         """Return the columns of the tables to which a request may add rows, as plain JSON types."""
-        of: dict[str, Mapping[str, Table]] = {"nodes": self._tables.nodes, "edges": self._own_edges}
+        of: dict[str, Mapping[str, Table]] = {
+            "nodes": self._tables.nodes,
+            "edges": self._tables.edges,
+        }
         return {
             section: {key: self._kinds(key, one) for key, one in some.items() if not _refused(one)}
             for section, some in of.items()
         }
-
-    @property
-    def _own_edges(self) -> dict[str, EdgeTable]:
-        edges = self._tables.edges.items()
-        return {key: table for key, table in edges if not isinstance(table, KeyTable)}
 
     def _kinds(self, key: str, table: Table) -> dict[str, str]:
         """Return column → kind of values."""
@@ -155,7 +153,7 @@ class RowReader:
     def read(self, nodes: Rows, edges: Rows, known: NewRows) -> NewRows:
         """Return the known rows followed by these. Raises RequestError, with row and column."""
         self._check("nodes", nodes, self._tables.nodes)
-        self._check("edges", edges, self._own_edges)
+        self._check("edges", edges, self._tables.edges)
         numbers = dict(known.numbers)
         for ntype, new in nodes.items():
             numbers[ntype] = self._numbers(ntype, new, known.numbers.get(ntype, {}))
@@ -165,9 +163,8 @@ class RowReader:
                 t: self._arrays(f"nodes.{t}", t, self._tables.nodes[t], [*enumerate(new)], place)
                 for t, new in nodes.items()
             }
-            for key, table in self._tables.edges.items():
-                etype, rows = self._tables.edge_type(key), [*enumerate(edges.get(key, ()))]
-                where = f"edges.{key}"
+            for (_, key, *_), (etype, table) in self._tables.edge_tables.items():
+                where, rows = f"edges.{key}", [*enumerate(edges.get(str(key), ()))]
                 if isinstance(table, KeyTable):
                     where, rows = f"nodes.{etype[0]}", [*enumerate(nodes.get(etype[0], ()))]
                     rows = [one for one in rows if one[1].get(table.target) not in (None, "")]

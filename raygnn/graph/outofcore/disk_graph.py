@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -231,6 +231,11 @@ def runs_of(
         runs.append(EdgeRun(src, dst, start, stop, first, num, data, no_loops, interleaved))
         first += num
     return runs
+
+
+def reversed_runs(runs: Sequence[EdgeRun]) -> list[EdgeRun]:
+    """Return the runs of the reverse edges, with the same arrays."""
+    return [replace(run, src=run.dst, dst=run.src) for run in runs]
 
 
 def spill(data: GraphData, directory: Path, *, only_edges: bool = False) -> DiskGraph:

@@ -369,10 +369,10 @@ class Codes:
 
     def _refused(self, reader: TableReader, unseen: Mapping[str | None, Any]) -> DataError:
         """Build the error for values that the training data did not have; None = no value."""
-        first_row = {word: self._found[word][1] for word in unseen}
+        found = {word: self._found[word] for word in unseen}  # in order of appearance
         listed = [
-            f"{'no value' if word is None else shown(unseen[word])} ({self._found[word][0]:,})"
-            for word in sorted(unseen, key=first_row.__getitem__)
+            f"{'no value' if word is None else shown(unseen[word])} ({count:,})"
+            for word, (count, _) in found.items()
         ]
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
         remedy = "correct them, remove these rows, or train with unknown: bucket"
@@ -381,9 +381,9 @@ class Codes:
         elif not self._bucket and (self._vocabulary or [""])[0] is None:
             remedy = "set unknown: bucket for this category, as in the training, or correct them"
         message = f"the training data has none of these {self._kind}: "
-        message += f"{', '.join(listed[:_SHOWN])}{more}"
-        message = f"{message}; {self._share(unseen)}"
-        return reader.error(min(first_row.values()), self.columns[0], message, remedy)
+        message += f"{', '.join(listed[:_SHOWN])}{more}; {self._share(unseen)}"
+        first_row = min(row for _, row in found.values())
+        return reader.error(first_row, self.columns[0], message, remedy)
 
 
 def split_codes(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:

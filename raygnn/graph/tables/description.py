@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from raygnn.config.load import read_file
-from raygnn.config.problems import Problem, one_of, show
+from raygnn.config.problems import Problem, dotted, one_of, show
 from raygnn.config.values import (
     CLASS_PATTERN,
     DATABASE,
@@ -19,7 +19,6 @@ from raygnn.config.values import (
     Conditions,
     Count,
     Fraction,
-    Names,
     Section,
     Text,
     expected,
@@ -67,6 +66,14 @@ _COLUMN = _short_for("column")
 
 def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, (str, dict)) else to_tuple(value)
+
+
+_Names: TypeAlias = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_listed),
+    Field(min_length=1, max_length=256),
+    or_say("a name, or a list of names"),
+]
 
 
 def _feature_columns(value: Any) -> Any:
@@ -227,14 +234,10 @@ class RandomSplit(Section):
 class Label(Section):
     """Target of each row."""
 
-    column: Names
+    column: _Names
     """As label says."""
     kind: LabelKind = "class"
     """As label_kind says."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,) if isinstance(self.column, str) else tuple(self.column)
 
 
 class Table(Section):
@@ -247,7 +250,7 @@ class Table(Section):
         "split_words": ("split",),
     }
 
-    files: Names = ()
+    files: _Names = ()
     """A file or a pattern such as users/*.parquet, or a list."""
     sql: Text | None = None
     """Instead of files: a SELECT over files, relative to the YAML, and over its other tables."""
@@ -272,7 +275,7 @@ class Table(Section):
     same unit; name the unit of numbers if other tables have dates."""
     fill: float | None = None
     """Replacement of missing features."""
-    label: Names | None = None
+    label: _Names | None = None
     """Column to predict; empty = unknown. Numbers and multi-label targets may be several columns,
     or one column of lists."""
     label_kind: LabelKind = "class"
@@ -287,11 +290,6 @@ class Table(Section):
     """Other values of that column → train, val or test."""
     splits: RandomSplit | None = None
     """Random split, instead of split."""
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """File names and patterns."""
-        return (self.files,) if isinstance(self.files, str) else self.files
 
     @property
     def targets(self) -> dict[str, Label]:
@@ -309,7 +307,7 @@ class Table(Section):
         yield from _several(at, self, ("split", "splits"), "the split of the rows")
         yield from _several(at, self, ("label", "labels"), "the target")
         for name, label in self.targets.items():
-            if isinstance(label.column, tuple) and label.kind == "class":
+            if len(label.column) > 1 and label.kind == "class":
                 message = f"a class label needs one column, and {show(label.column)} are several"
                 place = ("label",) if self.label is not None else ("labels", name)
                 remedy = "set label_kind, or its kind in labels, to multi or number"
@@ -374,8 +372,8 @@ class EdgeTable(Table):
 class KeyTable(EdgeTable):
     """The edges of a foreign key, in the files of its node type; empty values make no edge."""
 
-    etype: EdgeType
-    key: KeyPath
+
+_OF_ROWS = ("files", "sql", "url", "delimiter", "time")  # keys that edges of a foreign key share
 
 
 class Description(Section):
@@ -389,8 +387,6 @@ class Description(Section):
     def edge_type(self, key: str) -> EdgeType:
         """Return the edge type of a key such as ``"user:bought:item"``, or ``"cites"`` with one
         node type. Raises ValueError for invalid keys, which `read_description` refuses."""
-        if isinstance(table := self.edges.get(key), KeyTable):
-            return table.etype
         parts = key.split(":")
         if len(parts) == 1 and len(self.nodes) == 1:
             (ntype,) = self.nodes
@@ -400,28 +396,46 @@ class Description(Section):
         return parts[0], parts[1], parts[2]
 
     @property
+    def edge_tables(self) -> dict[KeyPath, tuple[EdgeType, EdgeTable]]:
+        """Key path → type and table of edges, with those of foreign keys."""
+        found: dict[KeyPath, tuple[EdgeType, EdgeTable]] = {
+            ("edges", key): (self.edge_type(key), table) for key, table in self.edges.items()
+        }
+        for ntype, nodes in self.nodes.items():
+            for column, key in nodes.keys.items():
+                relation = re.sub(r"[^\w.-]", "_", column)[:90]
+                relation = relation if _is_name(relation) else f"key_{relation}"
+                table = KeyTable.model_construct(
+                    **{name: getattr(nodes, name) for name in _OF_ROWS},
+                    source=nodes.id or ROW,
+                    target=column,
+                    missing=key.missing,
+                    reverse=f"rev_{relation}",
+                )
+                found["nodes", ntype, "keys", column] = (ntype, relation, key.table), table
+        return found
+
+    @property
     def tables(self) -> dict[str, Table]:
         """Tables by key, such as ``nodes.user``, without edges of foreign keys."""
         tables: dict[str, Table] = {f"nodes.{ntype}": table for ntype, table in self.nodes.items()}
-        edges = self.edges.items()
-        return tables | {f"edges.{k}": one for k, one in edges if not isinstance(one, KeyTable)}
+        return tables | {f"edges.{key}": table for key, table in self.edges.items()}
 
     def reading(self, files: Mapping[str, Path]) -> Description:
         """Return a copy of the description in which some tables, by key, are read from files."""
         changed: dict[str, dict[str, Any]] = {"nodes": {**self.nodes}, "edges": {**self.edges}}
         for key, file in files.items():
             section, _, name = key.partition(".")
-            update = {"sql": None, "files": str(file)}
+            update = {"sql": None, "files": (str(file),)}
             changed[section][name] = changed[section][name].model_copy(update=update)
-        return _with_keys(self.model_copy(update=changed))
+        return self.model_copy(update=changed)
 
     @property
     def microseconds(self) -> list[str]:
         """Types whose table names the unit of its times; see `GraphData`."""
-        kinds = [*self.nodes, *(etype_str(self.edge_type(key)) for key in self.edges)]
-        tables: list[Table] = [*self.nodes.values(), *self.edges.values()]
-        pairs = zip(kinds, tables, strict=True)
-        return [kind for kind, one in pairs if one.time and one.time.unit]
+        edges = {etype_str(etype): table for etype, table in self.edge_tables.values()}
+        tables: dict[str, Table] = {**self.nodes, **edges}
+        return [kind for kind, one in tables.items() if one.time and one.time.unit]
 
 
 def read_description(file: Path) -> Description:
@@ -432,33 +446,10 @@ def read_description(file: Path) -> Description:
         remedy = "write one whose sections nodes and edges name it, as in docs/data.md"
         raise ConfigError(message, where=str(file), remedy=remedy)
     document = read_file(file, "describe the tables in the sections nodes and edges")
-    plain = document.checked(Description)
-    described = _with_keys(plain)
-    if problems := [*_problems((), plain), *_edge_problems(described)]:
+    described = document.checked(Description)
+    if problems := [*_problems((), described), *_edge_problems(described)]:
         raise document.error(problems)
     return described
-
-
-_OF_ROWS = ("files", "sql", "url", "delimiter", "time")  # keys that edges of a foreign key share
-
-
-def _with_keys(described: Description) -> Description:
-    """Return the description with an edge table added for each foreign key."""
-    edges = dict(described.edges)
-    for ntype, nodes in described.nodes.items():
-        for column, key in nodes.keys.items():
-            relation = re.sub(r"[^\w.-]", "_", column)[:90]
-            relation = relation if _is_name(relation) else f"key_{relation}"
-            edges[f"nodes.{ntype}.keys[{column}]"] = KeyTable.model_construct(
-                **{name: getattr(nodes, name) for name in _OF_ROWS},
-                source=nodes.id or ROW,
-                target=column,
-                missing=key.missing,
-                reverse=f"rev_{relation}",
-                etype=(ntype, relation, key.table),
-                key=("nodes", ntype, "keys", column),
-            )
-    return described.model_copy(update={"edges": edges})
 
 
 def _problems(at: KeyPath, value: Any) -> Iterator[Problem]:
@@ -482,18 +473,17 @@ def _several(
 
 def _edge_problems(described: Description) -> Iterator[Problem]:
     """Yield contradictions between edge types, and between edges and their nodes."""
-    if not described.edges:
+    try:
+        tables = described.edge_tables
+    except ValueError as error:
+        remedy = "write source:relation:target, such as user:bought:item"
+        yield Problem(("edges", str(error)), f"{show(str(error))} is no edge type", remedy)
+        return
+    if not tables:
         remedy = "add edges, or keys to the nodes, which make edges"
         yield Problem(("edges",), "there are no edges", remedy)
     key_of: dict[EdgeType, str] = {}
-    for name, edges in described.edges.items():
-        key = edges.key if isinstance(edges, KeyTable) else ("edges", name)
-        try:
-            etype = described.edge_type(name)
-        except ValueError:
-            remedy = "write source:relation:target, such as user:bought:item"
-            yield Problem(key, f"{show(name)} is no edge type", remedy)
-            continue
+    for key, (etype, edges) in tables.items():
         missing = [ntype for ntype in (etype[0], etype[2]) if ntype not in described.nodes]
         if missing:
             message = f"there is no node type {show(missing[0])}"
@@ -514,7 +504,7 @@ def _edge_problems(described: Description) -> Iterator[Problem]:
             if made in key_of:
                 message = f"the edge type {etype_str(made)} is there already, by {key_of[made]}"
                 yield Problem(key, message, "give one of them another relation")
-            key_of[made] = name
+            key_of[made] = dotted(key)
 
 
 def _lacking(nodes: NodeTable) -> Iterator[str]:

@@ -51,7 +51,7 @@ class NumberLabels:
     ``[N, K]``, -1 = unknown."""
 
     def __init__(self, label: Label):
-        self.columns, self._kind = label.columns, label.kind
+        self.columns, self._kind = label.column, label.kind
         self.missing = -1 if label.kind == "multi" else np.nan
         self.width: int | None = None  # None until a row has a value
 
@@ -206,7 +206,7 @@ class TableArrays:
         of_nodes = table.categories if isinstance(table, NodeTable) else {}
         codes = {n: Codes(one.column, vocabulary.get(n), one) for n, one in of_nodes.items()}
         self._labels: dict[str, Codes | NumberLabels] = {
-            name: Codes(label.columns[0], vocabulary.get(name))
+            name: Codes(label.column[0], vocabulary.get(name))
             if label.kind == "class"
             else NumberLabels(label)
             for name, label in table.targets.items()

@@ -171,8 +171,6 @@ class Ends:
     ):
         self.columns, self.ids, self._missing = columns, ids, missing
         self._nulls = [*[False] * (len(columns) - 1), nulls]
-        self._of_type = {one.ntype: one for one in ids}
-        self._tables = [f"ids{list(self._of_type).index(one.ntype)}" for one in ids]
         # DuckDB builds one hash table for each end, even if both have the same type
         self._database: Connection = connect(spill, _HASHED * sum(map(len, ids)))
 
@@ -191,11 +189,9 @@ class Ends:
         """Yield the node numbers of each end for some rows at a time, in row order. Numbers below 0
         mark rows to drop. Raises DataError for unknown ids, unless they are to be dropped."""
         self._register()
-        tables = list(enumerate(self._tables))
-        joins = " ".join(f"left join {ids} as of{at} on end{at} = of{at}.id" for at, ids in tables)
-        columns = ", ".join(
-            f"coalesce(of{at}.number, if(end{at} is null, -2, -1))" for at, _ in tables
-        )
+        ends = range(len(self.ids))
+        joins = " ".join(f"left join ids{at} on end{at} = ids{at}.id" for at in ends)
+        columns = ", ".join(f"coalesce(ids{at}.number, if(end{at} is null, -2, -1))" for at in ends)
         query, row = f"select {columns} from ends {joins} order by ends.rowid", 0
         for batch in self._database.sql(query).to_arrow_reader(_ROWS):
             found = [to_numpy(array) for array in batch.columns]
@@ -217,9 +213,9 @@ class Ends:
             f"select end{at} as id, {place} + {at} as place from ends where end{at} is not null"
             for at in every
         )
-        query = f"""select id from ({ends}) anti join {self._tables[every[0]]} using (id)
+        query = f"""select id from ({ends}) anti join ids{every[0]} using (id)
             group by id order by min(place)"""
-        read, one = self._database.sql(query).to_arrow_reader(_ROWS), self._of_type[ntype]
+        read, one = self._database.sql(query).to_arrow_reader(_ROWS), self.ids[every[0]]
         new = [batch[0] for batch in read]
         one.values = pa.chunked_array([*one.values.chunks, *new])
         return one.values
@@ -231,7 +227,7 @@ class Ends:
 
     def _register(self) -> None:
         self._create_table()
-        for at, one in enumerate(self._of_type.values()):
+        for at, one in enumerate(self.ids):
             numbers = np.arange(len(one), dtype=index_type(len(one)))
             self._database.register(f"ids{at}", pa.table({"id": one.values, "number": numbers}))
 

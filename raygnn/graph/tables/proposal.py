@@ -108,10 +108,11 @@ def _counted(connection: Connection, file: Path, given: Any, taken: Sequence[str
     )
     rows, *found = connection.execute(f"select count(*), {counts} from {quoted(name)}").fetchone()
     numbers = zip(found[::3], found[1::3], found[2::3], strict=True)
-    columns = {
-        column: _Column(column, "moment" if 0 < values == dates else _sort(kind), values, distinct)
-        for (column, kind, *_), (values, distinct, dates) in zip(kinds, numbers, strict=True)
-    }
+    columns = {}
+    for (column, kind, *_), (values, distinct, dates) in zip(kinds, numbers, strict=True):
+        sorts = [sort for sort, types in _SORTS.items() if re.fullmatch(types, kind)]
+        sort = "moment" if 0 < values == dates else [*sorts, kind.lower()][0]
+        columns[column] = _Column(column, sort, values, distinct)
     return _Proposed(name, given, rows, columns)
 
 
@@ -200,14 +201,6 @@ def _lines(table: _Proposed) -> Iterator[str]:
     if categories:
         yield "    categories:"
         yield from (f"      {name}: {_yaml(of)}" for name, of in categories.items())
-
-
-def _sort(kind: str) -> str:
-    """Return the sort of a DuckDB type, or the type itself."""
-    for sort, kinds in _SORTS.items():
-        if re.fullmatch(kinds, kind):
-            return sort
-    return kind.lower()
 
 
 def _stem(name: str) -> str:

@@ -25,7 +25,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
-from raygnn.graph.tables.description import Description, KeyTable
+from raygnn.graph.tables.description import Description
 from raygnn.graph.tables.reader import (
     ROWS,
     connect,
@@ -110,18 +110,17 @@ class Queries:
         self._keys: dict[str, list[str]] = {}  # name in lower case → keys of tables with it
         for ntype in described.nodes:
             self._keys.setdefault(ntype.lower(), []).append(f"nodes.{ntype}")
-        for key, edges in described.edges.items():
+        for key in described.edges:
             etype = described.edge_type(key)
-            for name in () if isinstance(edges, KeyTable) else (etype_str(etype), etype[1]):
+            for name in (etype_str(etype), etype[1]):
                 self._keys.setdefault(name.lower(), []).append(f"edges.{key}")
-        local = [p for one in self._tables.values() for p in one.patterns if "://" not in p]
+        local = [p for one in self._tables.values() for p in one.files if "://" not in p]
         self._directories = {self._base, *(Path(self._absolute(p)).parent for p in local)}
 
-    def of(self, key: str) -> Query | None:
-        """Return the query of a table such as ``nodes.user``; None if it has files."""
-        if (sql := self._tables[key].sql) is None:
-            return None
-        return self.select(sql, f"{self._file}: {key}.sql", self._order.index(key))
+    def of(self, key: str) -> Query:
+        """Return the query of a table such as ``nodes.user``."""
+        where = f"{self._file}: {key}.sql"
+        return self.select(str(self._tables[key].sql), where, self._order.index(key))
 
     def select(self, sql: str, where: str, above: float = math.inf) -> Query:
         """Parse a query. It can name tables with files, and queries among the first ``above``
@@ -163,14 +162,14 @@ class Queries:
             remedy = f"write the full key in double quotes: {', '.join(keys)}"
             raise DataError(message, where=where, remedy=remedy)
         table = self._tables[keys[0]]
-        if table.sql is not None and self._order.index(keys[0]) >= above:
+        if table.sql is None:
+            files = self._local(resolve(self._base, table.files), keys[0], where)
+            return Query(where, scan(files, table.delimiter), {}, files)
+        if self._order.index(keys[0]) >= above:
             message = f"it names {keys[0]}, which is not an earlier query"
             remedy = "use tables with files, and queries that precede it in the YAML"
             raise DataError(message, where=where, remedy=remedy)
-        if (query := self.of(keys[0])) is not None:
-            return query
-        files = self._local(resolve(self._base, table.files), keys[0], where)
-        return Query(where, scan(files, table.delimiter), {}, files)
+        return self.of(keys[0])
 
     def _named(self, pattern: str, where: str) -> list[Path]:
         """Return the files of a name or pattern in a query."""
@@ -199,9 +198,11 @@ class Queries:
 
 
 def queries_of(file: Path, described: Description) -> dict[str, Query]:
-    """Return the queries of a description by their tables' keys; raises as `Queries.of`."""
+    """Return the queries of a description by their tables' keys; raises as `Queries.select`."""
     queries = Queries(file, described)
-    return {key: query for key in described.tables if (query := queries.of(key)) is not None}
+    return {
+        key: queries.of(key) for key, table in described.tables.items() if table.sql is not None
+    }
 
 
 def run_queries(
@@ -212,8 +213,8 @@ def run_queries(
     directory, results = work.directory("queries"), dict[str, Path]()
     for key, table in described.tables.items():
         if table.url is not None:  # other nodes do not see its temporary file
-            results[key] = directory / f"from-database-{Path(str(table.files)).name}"
-            shutil.copy(str(table.files), results[key])
+            results[key] = directory / f"from-database-{Path(table.files[0]).name}"
+            shutil.copy(table.files[0], results[key])
     described = described.reading(results)
     queries = queries_of(file, described)
     results |= {key: directory / f"{at}.parquet" for at, key in enumerate(queries)}

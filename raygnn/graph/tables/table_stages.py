@@ -23,7 +23,14 @@ from raygnn.config.graph import TablesGraph
 from raygnn.config.problems import dotted
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
-from raygnn.graph.outofcore.disk_graph import Appended, DiskArray, DiskGraph, EdgeRun, runs_of
+from raygnn.graph.outofcore.disk_graph import (
+    Appended,
+    DiskArray,
+    DiskGraph,
+    EdgeRun,
+    reversed_runs,
+    runs_of,
+)
 from raygnn.graph.outofcore.workspace import Workspace, temporary_workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
@@ -98,13 +105,14 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
     ids = {t: StoredIds(t, work.directory("ids") / str(at)) for at, t in enumerate(described.nodes)}
     tasks = [(ids[t], table, paths[t]) for t, table in described.nodes.items()]
     starts = dict(zip(ids, work.run("ids", StoredIds.read, tasks, [1] * len(tasks)), strict=True))
-    edge_paths = {k: resolve(file.parent, table.files) for k, table in described.edges.items()}
-    for at, (key, edges) in enumerate(described.edges.items()):
+    tables = described.edge_tables
+    edge_paths = {key: resolve(file.parent, table.files) for key, (_, table) in tables.items()}
+    for at, (key, (etype, edges)) in enumerate(tables.items()):
         if edges.missing == "add":
-            ends = dict.fromkeys(described.edge_type(key)[::2])
             directory = work.directory(f"added-{at}")
+            ends = dict.fromkeys(etype[::2])
             new = [StoredIds(t, directory / str(n)) for n, t in enumerate(ends)]
-            known = [ids[t] for t in described.edge_type(key)[::2]]
+            known = [ids[t] for t in etype[::2]]
             work.run(f"added-{at}", _add_ids, [(edges, edge_paths[key], known, new)], [1])
             ids |= {one.ntype: one for one in new}
     for at, (ntype, table) in enumerate(described.nodes.items()):
@@ -119,8 +127,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         node_arrays[ntype] = {name: arrays[name] for name in order if name in arrays}
         names |= {f"{ntype}/{name}": values for name, values in columns.names.items()}
     reverses: dict[EdgeType, EdgeType] = {}
-    for at, (key, edges) in enumerate(described.edges.items()):
-        etype = described.edge_type(key)
+    for at, (key, (etype, edges)) in enumerate(tables.items()):
         vocabulary = to.vocabulary.get(etype_str(etype))
         if edges.reverse is not None:
             reverses[etype] = (etype[2], edges.reverse, etype[0])
@@ -129,11 +136,10 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         files = edge_paths[key]
         transforms |= columns.fit(etype_str(etype), files, to, work.directory(stage))
         of_ends = ids[etype[0]], ids[etype[2]]
-        by_type, encoders = _edges(etype, key, columns, files, of_ends, texts, work, stage)
+        by_type, encoders = _edges(etype, dotted(key), columns, files, of_ends, texts, work, stage)
         transforms, runs = transforms | encoders, runs | by_type
-        place = dotted(edges.key) if isinstance(edges, KeyTable) else f"edges.{key}"
         for one in by_type:
-            origin[etype_str(one)] = f"{file}: {place}"
+            origin[etype_str(one)] = f"{file}: {dotted(key)}"
             names |= {f"{etype_str(one)}/{name}": of for name, of in columns.names.items()}
     others = {
         "name": file.stem,
@@ -151,8 +157,8 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
 def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
     """Yield each table with the estimated number of its rows and bytes of its arrays."""
     file, described = Path(graph.path), description_of(graph)
-    queries, edges = queries_of(file, described), described.edges.values()
-    keys = [(f"nodes.{one.etype[0]}", one) for one in edges if isinstance(one, KeyTable)]
+    queries, edges = queries_of(file, described), described.edge_tables.values()
+    keys = [(f"nodes.{etype[0]}", one) for etype, one in edges if isinstance(one, KeyTable)]
     for key, table in [*described.tables.items(), *keys]:
         if key in queries:
             yield table, *queries[key].extent()
@@ -221,8 +227,6 @@ def _node_arrays(
 ) -> dict[str, DiskArray]:
     """Read node arrays in one task per file, and fill in the nodes that edges added."""
     arrays = _files(columns, work.directory(stage), num)
-    if not arrays:
-        return {}
     for array in arrays.values():
         with array.path.open("ab") as whole:
             whole.truncate(num * array.row_bytes)
@@ -280,8 +284,8 @@ def _edges(
     counts = work.run(stage, _read_edges, tasks, sizes)
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
     num = sum(count["rows"] for count in counts)
-    encoded, encoders = texts.arrays(etype_str(etype), f"edges.{key}", table, files, num, kept)
-    parts, forward, back = [], list[EdgeRun](), list[EdgeRun]()
+    encoded, encoders = texts.arrays(etype_str(etype), key, table, files, num, kept)
+    parts, forward = [], list[EdgeRun]()
     for (*_, directory), count in zip(tasks, counts, strict=True):
         src, dst = (
             DiskArray(directory / name, index_type(len(one)).__name__)
@@ -293,14 +297,11 @@ def _edges(
         }
         parts.append((src, dst, data))
         forward += runs_of(src, dst, data, _total(forward))
-    for src, dst, data in parts:
-        if table.undirected:
-            forward += runs_of(dst, src, data, _total(forward), no_loops=True)
-        elif table.reverse is not None:
-            back += runs_of(dst, src, data, _total(back))
     runs = {etype: forward}
     if table.reverse is not None:
-        runs[etype[2], table.reverse, etype[0]] = back
+        runs[etype[2], table.reverse, etype[0]] = reversed_runs(forward)
+    for src, dst, data in parts if table.undirected else ():
+        forward += runs_of(dst, src, data, _total(forward), no_loops=True)
     return runs, encoders
 
 
