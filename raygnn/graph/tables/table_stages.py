@@ -276,10 +276,10 @@ def _edges(
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
     groups = list(_groups(files, least))  # one group if rows are numbered, over all files
     sizes = [sum(file.stat().st_size for file in group) for group in groups]
-    first_rows = [columns.starts[files.index(g[0])] if columns.starts else 0 for g in groups]
+    starts = dict(zip(files, columns.starts, strict=False))
     tasks = [
-        (group, first_row, columns, ends, place / str(at))
-        for at, (group, first_row) in enumerate(zip(groups, first_rows, strict=True))
+        (group, starts.get(group[0], 0), columns, ends, place / str(at))
+        for at, group in enumerate(groups)
     ]
     counts = work.run(stage, _read_edges, tasks, sizes)
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
