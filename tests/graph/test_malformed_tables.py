@@ -265,7 +265,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
                 },
             }
         ),
-        ["item:b:user is there already, by user:a:item"],
+        ["item:b:user is there already, by edges.user:a:item"],
     ),
     "add without times": (
         shop(spec=timed_users("edges user:bought:item missing", "add")),
