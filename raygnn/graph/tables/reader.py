@@ -64,7 +64,8 @@ def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) 
         elif glob.has_magic(pattern) and not os.path.exists(base / pattern):
             found = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
         if not found:
-            raise DataError(f"no file matches {pattern!r}", where=str(base), remedy=remedy)
+            where = None if base == Path() else str(base)
+            raise DataError(f"no file matches {pattern!r}", where=where, remedy=remedy)
         files += found
     for path in files:
         if not is_table(path):
