@@ -317,8 +317,8 @@ class Table(Section):
                 message = "since: seed needs a separate array, in a table of nodes"
                 yield Problem((*at, "features", name), message, "move the column to another array")
         taken = dict.fromkeys(("label", *MASKS), "label and split define")
-        columns = [name for name in ("weight", "time") if getattr(self, name, None) is not None]
-        taken |= {name: f"{name} defines" for name in columns}
+        named = [name for name in ("weight", "time") if getattr(self, name, None) is not None]
+        taken |= {name: f"{name} defines" for name in named}
         for section in ("features", "categories", "text", "labels"):
             for name in getattr(self, section, ()):
                 if name in taken and (section, name) != ("labels", "label"):
