@@ -183,11 +183,12 @@ class TableReader:
                     rows += opened.metadata.num_rows
                     size += self._parquet_bytes(opened.metadata)
                 continue
+            total = unpacked_size(file)
             try:
                 lines, sample = self._start(file)
             except OSError:  # reported when all of it is read
                 continue
-            of_file = max(len(lines) - 1, 1) * unpacked_size(file) // max(sample, 1)
+            of_file = max(len(lines) - 1, 1) * total // max(sample, 1)
             rows, size = rows + of_file, size + of_file * len(self.columns) * _VALUE
         return rows, size
 
