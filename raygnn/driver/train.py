@@ -38,7 +38,7 @@ from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report, preflight
 from raygnn.runs.metrics_files import MetricsTail, Record
-from raygnn.runs.report.page import reported
+from raygnn.runs.report import reported
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
 

@@ -12,8 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from raygnn.runs.report.charts import COLORS, Chart, curve
-from raygnn.runs.report.page import Tile, render
+from raygnn.runs.charts import COLORS, Chart, curve
+from raygnn.runs.report import Tile, render
 from raygnn.search.record import SearchResult, shown, table
 from raygnn.util.files import write_atomic
 

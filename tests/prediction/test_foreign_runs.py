@@ -25,7 +25,7 @@ from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError
 from raygnn.prediction import request as asking
 from raygnn.runs import trust
-from raygnn.runs.report.page import PART_COUNTS
+from raygnn.runs.report import PART_COUNTS
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import MARK
 from tests.checkpoint.test_hostile_checkpoints import states

@@ -22,6 +22,8 @@ from raygnn import __version__
 from raygnn.config.places import Uri, size
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import DataError, InputError
+from raygnn.runs import charts
+from raygnn.runs.charts import Chart
 from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import (
     RANKS,
@@ -34,8 +36,6 @@ from raygnn.runs.metrics_files import (
 )
 from raygnn.runs.output import as_text
 from raygnn.runs.progress_line import clock
-from raygnn.runs.report import charts
-from raygnn.runs.report.charts import Chart
 from raygnn.runs.run_directory import (
     EVENTS,
     LOGGERS,
