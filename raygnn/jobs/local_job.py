@@ -172,8 +172,8 @@ class LocalJob(Handle):
                     print(line, flush=True)
 
     def _watch(self) -> None:
-        # first: a process with more output than a pipe holds waits for its reader
-        with self._outcome, suppress(ValueError):  # it reported nothing
+        # read first, since a process with more output than a pipe holds waits for its reader
+        with self._outcome, suppress(ValueError):  # no facts were reported
             self._facts = json.loads(self._outcome.read())
         self._process.wait()
         self._reader.join(_LAST)  # a process that Ray left behind may hold the pipe

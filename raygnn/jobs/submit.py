@@ -252,7 +252,7 @@ def check_storage(config: str, overrides: Overrides) -> None:
 
 
 def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
-    """Check that written or shared paths are outside of the copy that Ray deletes."""
+    """Raise ConfigError if a written or shared path is in the copy that Ray deletes."""
     for key in _ON_STORAGE:
         if key in relative:
             what = f"{key} is a relative path, but the job runs in a copy of the working directory "

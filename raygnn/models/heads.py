@@ -46,8 +46,8 @@ class EdgeModel(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
         self.etype = etype
-        # data-parallel training and optimizers need a parameter, also if all that is trained are
-        # embedding tables; its gradient is 0
+        # data-parallel training and optimizers need a parameter even if only embedding tables are
+        # trained; its gradient is 0
         self.idle = None if list(self.parameters()) else nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Any:

@@ -180,7 +180,7 @@ def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
 
 
 def _with_room(x: Tensor) -> Tensor:
-    """Extend ``x`` to `_even_rows` by arbitrary rows: the memory behind it, if there is any."""
+    """Extend ``x`` to `_even_rows` by arbitrary rows, if possible by the memory behind it."""
     num, (step, each) = _even_rows(len(x)), x.stride()
     if num == len(x):
         return x

@@ -26,9 +26,9 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
     """Compare runs.
 
     Returns:
-        ``runs``, their paths or URIs; ``settings``, ``metrics``, ``speed`` and ``versions``: key →
-        a value for each run, None where it has none, of settings those that differ; and ``mean``,
-        see `mean_of`, None unless the runs differ in ``train.seed`` alone.
+        ``runs``, their paths or URIs; ``settings`` that differ, ``metrics``, ``speed`` and
+        ``versions``: key → a value for each run, None if missing; and ``mean``, see `mean_of`, None
+        unless the runs differ in ``train.seed`` alone.
     """
     configs = [dict(leaves(run.config)) for run in runs]
     summaries = [run.summary for run in runs]
@@ -78,7 +78,7 @@ def tables(compared: Mapping[str, Any]) -> Iterator[ComparedValues]:
 
 def write_html(compared: Mapping[str, Any], file: Path) -> None:
     """Write the tables of `compare` as a page. Raises InputError if it cannot be written."""
-    from raygnn.runs.report.page import render
+    from raygnn.runs.report import render
 
     shown = [
         (title, [dict(zip(columns, row)) for row in rows])

@@ -144,7 +144,7 @@ class Run:
     def report(self, out: str | Path | None = None) -> Path:
         """Write ``report.html``, or the file ``out``, and return its path. Raises InputError if it
         cannot be written."""
-        from raygnn.runs.report.page import write_report
+        from raygnn.runs.report import write_report
 
         file = write_report(self.files, out)
         if self.replica is not None and out is None:
@@ -302,15 +302,15 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
         run: its path or URI, or its name within ``storage``.
 
     Raises:
-        InputError: there is no such run; the message lists similar names. Or the search has no
+        InputError: the run does not exist (the message lists similar names), or the search has no
             completed trial.
     """
     return _open(run, storage, is_run)
 
 
 def open_remains(run: str | Path, storage: str = "runs") -> Run:
-    """Open a run, also one without a valid config.yaml, if it has a summary.json or a rank's file
-    in logs/; for reading only, not to decide what may be deleted. Raises InputError as `open_run`
+    """Open a run even without a valid config.yaml, if it has a summary.json or a rank's file in
+    logs/; for reading only, not to decide what may be deleted. Raises InputError as `open_run`
     does."""
     return _open(run, storage, _has_remains)
 

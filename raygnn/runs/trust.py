@@ -93,10 +93,10 @@ def check_classes(config: Config) -> None:
 def usable(
     config: Mapping[str, Any], shown: str, trust: bool, place: Path | None = None
 ) -> dict[str, Any]:
-    """Return the keys of a run's configuration that it may decide.
+    """Return the part of a run's configuration that may be used.
 
     Environment variables of a run are never used: ``PYTHONPATH`` or ``LD_PRELOAD`` would run code
-    in every worker. Nor are the address of a cluster and the path of copies, unless the run is
+    in every worker. The address of a cluster and the path of copies are used only if the run is
     trusted or the user's own. Raises InputError if another run names classes or an object store, or
     has modules in the current directory, and DataError if it is damaged.
     """

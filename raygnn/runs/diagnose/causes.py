@@ -162,9 +162,9 @@ def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
-    """Return the frames of a traceback's first cause, in the order of the text. Of exceptions
-    raised ``from`` each other the first counts; of those raised while another was handled, the
-    last, which is unrelated to it."""
+    """Return the frames of a traceback's first cause, in the order of the text: of exceptions
+    raised ``from`` each other the first; of exceptions raised while another one was handled the
+    last, which is unrelated to the others."""
     block = trace.split(_DURING)[-1].split(_BECAUSE)[0]
     return [
         Frame(m["file"], int(m["line"]), m["function"].strip(), whose_path(m["file"], own))
@@ -216,8 +216,8 @@ def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
 
 
 def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bool:
-    """Return True if an error about a connection means one of training, not of the user's code;
-    ``kind``: name of its class; empty if ``what`` begins with it."""
+    """Return True if an error concerns a connection of training, not of the user's code; ``kind``:
+    name of its class; empty if ``what`` begins with it."""
     if _ALARM.match(what):
         return True
     kind = kind or what.partition(":")[0]
