@@ -38,9 +38,9 @@ from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report, preflight
 from raygnn.runs.metrics_files import MetricsTail, Record
-from raygnn.runs.report import reported
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
+from raygnn.runs.run_page import reported
 
 _UNREAD = (
     "the graph is partitioned out of core and was not read: its content, its size in memory and on "

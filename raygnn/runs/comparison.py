@@ -78,7 +78,7 @@ def tables(compared: Mapping[str, Any]) -> Iterator[ComparedValues]:
 
 def write_html(compared: Mapping[str, Any], file: Path) -> None:
     """Write the tables of `compare` as a page. Raises InputError if it cannot be written."""
-    from raygnn.runs.report import render
+    from raygnn.runs.run_page import render
 
     shown = [
         (title, [dict(zip(columns, row)) for row in rows])

@@ -144,7 +144,7 @@ class Run:
     def report(self, out: str | Path | None = None) -> Path:
         """Write ``report.html``, or the file ``out``, and return its path. Raises InputError if it
         cannot be written."""
-        from raygnn.runs.report import write_report
+        from raygnn.runs.run_page import write_report
 
         file = write_report(self.files, out)
         if self.replica is not None and out is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.runs.charts import COLORS, Chart, curve
-from raygnn.runs.report import Tile, render
+from raygnn.runs.run_page import Tile, render
 from raygnn.search.record import SearchResult, shown, table
 from raygnn.util.files import write_atomic
 

@@ -22,7 +22,7 @@ from raygnn.driver.loggers import Loggers
 from raygnn.driver.startup import startup_progress
 from raygnn.driver.watch import SaveFile
 from raygnn.errors import Interrupted, TrainingError
-from raygnn.runs import interrupts, report
+from raygnn.runs import interrupts, run_page
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run_directory import RunDir
 from raygnn.worker.control import Control, RankProgress, SaveRequest, Worker
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 def test_a_run_that_fails_leaves_a_report(run: RunDir) -> None:
     show = NullDisplay()
     run.begin({"name": "job"})
-    with contextlib.suppress(TrainingError), report.reported(run, show) as record_notes:
+    with contextlib.suppress(TrainingError), run_page.reported(run, show) as record_notes:
         record_notes()
         show.note("rank 1 <failed>: no room")
         run.update_summary(status="failed", error="no room for <b>it</b>")
@@ -55,7 +55,7 @@ def test_resuming_commands_append_to_the_notes(run: RunDir) -> None:
     run.begin({"name": "job"})
     for text in ("first", "second"):
         show = NullDisplay()
-        with report.reported(run, show) as record_notes:
+        with run_page.reported(run, show) as record_notes:
             record_notes()
             show.note(text)
     lines = (run.path / "logs" / "told.jsonl").read_text().splitlines()
@@ -70,10 +70,10 @@ def test_a_report_that_cannot_be_written_hides_nothing(
     def fail(run: Any) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(report, "write_report", fail)
-    with report.reported(run, NullDisplay()):
+    monkeypatch.setattr(run_page, "write_report", fail)
+    with run_page.reported(run, NullDisplay()):
         run.begin({"name": "job"})
-    with pytest.raises(KeyboardInterrupt), report.reported(run, NullDisplay()):
+    with pytest.raises(KeyboardInterrupt), run_page.reported(run, NullDisplay()):
         raise KeyboardInterrupt
 
 
@@ -94,7 +94,7 @@ def test_only_the_runs_own_directories_are_removed(run: RunDir, replaced: bool) 
 
 
 def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
-    with report.reported(run, NullDisplay()):
+    with run_page.reported(run, NullDisplay()):
         pass
     assert not (run.path / "report.html").exists()
 

@@ -25,9 +25,9 @@ from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError
 from raygnn.prediction import request as asking
 from raygnn.runs import trust
-from raygnn.runs.report import PART_COUNTS
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import MARK
+from raygnn.runs.run_page import PART_COUNTS
 from tests.checkpoint.test_hostile_checkpoints import states
 from tests.prediction.test_predict import ask
 from tests.support.hostile import ROOT, tree

@@ -18,9 +18,9 @@ from raygnn.runs import charts
 from raygnn.runs.charts import of_ranks, thin
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.metrics_files import STEP
-from raygnn.runs.report import Source, as_json, read_some, reported, write_report
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import RunDir
+from raygnn.runs.run_page import Source, as_json, read_some, reported, write_report
 from tests.support.made_runs import make_run, write_records
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raygnn.runs.report import write_report
+from raygnn.runs.run_page import write_report
 from tests.support.browser import Browser
 from tests.support.made_runs import make_run
 
