@@ -158,8 +158,9 @@ def _with_reverses(graph: DiskGraph) -> DiskGraph:
 # Bytes of processes, as measured with benchmarks/bench_large.py
 _TASK = 250 * 2**20  # a Ray worker process with the libraries
 _RAY = 900 * 2**20  # Ray's other processes, and the driver
-_HELD = 48  # per edge of a run or bucket, while it is sorted
-_STREAMED = 110  # per node, in the process that assigns nodes by streaming, and in the driver
+_HELD = 40  # per edge of a run or bucket, while it is sorted
+_STREAMED = 60  # per node, in the process that assigns nodes by streaming, and in the driver
+_LOOKUP = 125  # per node, in each process that looks up ids of tables
 _NODE_OF_TASK = 40  # per node, in each process that writes a part
 _METIS = 200  # per edge, beside the graph, as measured with benchmarks/bench_tables.py
 _ON_DISK = 80  # per node, beside its arrays: ids and numbers
@@ -217,7 +218,8 @@ def needs(size: Size, parts: int, tasks: int, method: str) -> Needs:
     """Estimate the requirements of `partition_out_of_core`. ``tasks``: tasks at a time per
     machine."""
     streams = method == "stream"
-    held = max(_HELD * min(RUN, size.edges), _NODE_OF_TASK * size.nodes)
+    per_node = _LOOKUP if size.unpacked is None else _NODE_OF_TASK
+    held = max(_HELD * min(RUN, size.edges), per_node * size.nodes)
     memory = _RAY + max(_TASK + _STREAMED * size.nodes * streams, tasks * (_TASK + held))
     index = 4 if max(size.nodes, size.edges) < 2**31 else 8
     data = max(size.edge_bytes // max(size.edges, 1) - 16, 0)  # per edge, beside its ends
