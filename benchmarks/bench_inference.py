@@ -33,7 +33,7 @@ from torch import nn
 from raygnn.config.load import load_config
 from raygnn.sampling.exchange import World
 from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.job import Job
+from raygnn.worker.job import Job, TaskTarget
 from raygnn.worker.planes.node_plane import NodePlane
 from tests.support.graphs import ensure_partition
 
@@ -107,7 +107,7 @@ def main() -> int:
         config=config,
         partition=partition,
         run_dir=WORK,
-        ntype="_N",
+        goals={"": TaskTarget("_N")},
         replicated=True,
         started=time.time(),
         global_batch=BATCH,

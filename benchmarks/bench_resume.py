@@ -41,7 +41,7 @@ from raygnn.sampling.plan import SeedPlan  # noqa: E402
 from raygnn.sampling.seeds import TaskSeeds  # noqa: E402
 from raygnn.tasks.lightning_modules import TaskModule  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
-from raygnn.worker.job import Job  # noqa: E402
+from raygnn.worker.job import Job, TaskTarget  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
 from tests.support.graphs import ensure_partition  # noqa: E402
 
@@ -82,7 +82,7 @@ def prepare(directory: Path) -> tuple[BatchMaker, TaskModule, Any]:
         config=config,
         partition=meta.directory,
         run_dir=directory,
-        ntype=meta.ntypes[0],
+        goals={"": TaskTarget(meta.ntypes[0])},
         replicated=True,
         started=time.time(),
         global_batch=BATCH,

@@ -25,7 +25,7 @@ from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import Prefetcher
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.job import Job
+from raygnn.worker.job import Job, TaskTarget
 from raygnn.worker.planes.node_plane import NodePlane
 
 TIMEOUT = timedelta(minutes=5)
@@ -49,7 +49,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         config=config,
         partition=Path(settings["partition"]),
         run_dir=Path(settings["partition"]),
-        ntype=settings["ntype"],
+        goals={"": TaskTarget(settings["ntype"])},
         replicated=settings["replicated"],
         started=time.time(),
         global_batch=config.sampling.batch_size * size,

@@ -286,7 +286,7 @@ class Preemption:
             soon = left is not None and left <= _LAST_CALL
             if (node, soon) in self._asked:
                 continue
-            self._job.ask_save()
+            self._job.control.ask_save()
             first = (node, not soon) not in self._asked
             self._asked.add((node, soon))
             if first:

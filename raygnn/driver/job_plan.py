@@ -179,15 +179,6 @@ def goals_of(config: Config, facts: PartitionFacts) -> dict[str, TaskTarget]:
     return goals
 
 
-def goal_fields(config: Config, goals: Mapping[str, TaskTarget]) -> dict[str, Any]:
-    """Return the `Job`'s arguments for the prediction targets of its tasks, which were checked."""
-    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
-    if config.tasks is not None:
-        return {"ntype": None, "goals": dict(goals)}
-    (goal,) = goals.values()
-    return {"ntype": goal.ntype, "edges": goal.edges}
-
-
 def _replicated(config: Config, size: int, report: Report) -> bool:
     if config.sampling.topology != "auto":
         return config.sampling.topology == "replicated"

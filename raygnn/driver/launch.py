@@ -20,7 +20,7 @@ from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
 from raygnn.worker import blackbox, ray_nodes
 from raygnn.worker import failures as faults
 from raygnn.worker.blackbox import oom_kills
-from raygnn.worker.control import ControlHandle, SaveRequest, Snapshot, read_result
+from raygnn.worker.control import ControlHandle, Snapshot, read_result
 from raygnn.worker.job import Job, attempts
 from raygnn.worker.main import train_loop
 from raygnn.worker.node_files import FileServer, collect
@@ -117,17 +117,18 @@ class Launch:
         ends = first is not None and first.phase in (blackbox.TEST, blackbox.DONE)
         return running and began and not ends
 
-    def ask_save(self, *, last: bool = False) -> SaveRequest:
-        """Request a checkpoint from the started ranks; ``last`` if no step is to follow it."""
+    @property
+    def control(self) -> ControlHandle:
+        """State of the started ranks."""
         assert self._control is not None
-        return SaveRequest(self._control, last=last)
+        return self._control
 
     def save(self) -> None:
         """Request a last checkpoint, and wait for it up to ``fault.save_timeout``."""
         deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
-        request = self.ask_save(last=True)
+        request = self.control.ask_save(last=True)
         while self.running() and time.monotonic() < deadline:
-            saved = self.snapshot.saved_last or request.answer(self.snapshot) is not None
+            saved = self.snapshot.saved_last or request in self.snapshot.answers
             if saved and not self.snapshot.sending:
                 break
             time.sleep(_POLL)

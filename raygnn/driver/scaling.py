@@ -31,7 +31,7 @@ from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.run_directory import SCALING, Events
 from raygnn.worker import ray_nodes
-from raygnn.worker.control import Control, ControlHandle, SaveRequest, Snapshot
+from raygnn.worker.control import Control, ControlHandle, Snapshot
 
 log = logging.getLogger("raygnn")
 
@@ -84,7 +84,7 @@ class Scaling(FixedScalingPolicy):
         self._settling: float | None = None  # since when the fewest fit, but not the most
         self._next_count = 0.0
         self._more = 0  # workers that fitted at the last count while the ranks ran
-        self._request: SaveRequest | None = None
+        self._request: str | None = None
         self._requested = 0.0  # when
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
@@ -161,10 +161,10 @@ class Scaling(FixedScalingPolicy):
         """Request a checkpoint, and return True once it is written. If that takes too long, the
         ranks continue unchanged, since a restart would lose steps."""
         if self._request is None:
-            self._request, self._requested = SaveRequest(self._control), now
+            self._request, self._requested = self._control.ask_save(), now
             self._report(f"there are resources for {self._more} workers: saving a checkpoint first")
             return False
-        saved = self._request.answer(snapshot)
+        saved = snapshot.answers.get(self._request)
         if saved is None and now - self._requested < _SAVING:
             return False
         self._withdraw()
@@ -178,7 +178,7 @@ class Scaling(FixedScalingPolicy):
 
     def _withdraw(self) -> None:
         if self._request is not None:
-            self._request.withdraw()
+            self._control.withdraw_save(self._request)
             self._request = None
 
     def _lost(self, snapshot: Snapshot) -> str:

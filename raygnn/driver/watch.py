@@ -16,7 +16,6 @@ from raygnn.runs import interrupts
 from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import MetricsTail, Record
 from raygnn.runs.run_directory import EVENTS, LOGGERS, LOGS, SAVE, SCALING, RunDir
-from raygnn.worker.control import SaveRequest
 
 _POLL = 0.2  # seconds between polls of the records
 _STORAGE_POLL = 5.0  # seconds between checks of the storage
@@ -112,13 +111,13 @@ class SaveFile:
     def __init__(self, run: RunDir, launch: Launch):
         self._file = run.path / SAVE
         self._launch = launch
-        self._request: SaveRequest | None = None
+        self._request: str | None = None
         self._next = 0.0
 
     def poll(self) -> None:
         if self._request is not None:
-            if self._request.answer(self._launch.snapshot) is not None:
-                self._request.withdraw()
+            if self._request in self._launch.snapshot.answers:
+                self._launch.control.withdraw_save(self._request)
                 self._request = None
                 with suppress(OSError):
                     self._file.unlink(missing_ok=True)
@@ -126,7 +125,7 @@ class SaveFile:
             self._next = time.monotonic() + _SAVE_POLL
             with suppress(OSError):
                 if self._file.exists() and self._launch.running():
-                    self._request = self._launch.ask_save()
+                    self._request = self._launch.control.ask_save()
 
 
 class _Storage:

@@ -461,8 +461,7 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
         names = words.get(f"{etype_str(etype)}/{relation}")
         if names is not None:
             found["relation"] = pa.array(names)
-    kind = goal.ntype if goal.edges is None else etype_str(goal.edges.etype)
-    classes = words.get(target_key(asked.one, asked.task, kind))
+    classes = words.get(target_key(asked.one, asked.task, goal.kind))
     if classes is not None and asked.one.task.classifies:
         spare = [None] * (2 - len(classes))  # a model has two classes at least
         found |= dict.fromkeys(("prediction", "label"), pa.array([*classes, *spare]))

@@ -17,7 +17,7 @@ import torch
 
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import CollectionInput, PartitionInput, find_input
-from raygnn.driver.job_plan import goal_fields, goals_of
+from raygnn.driver.job_plan import goals_of
 from raygnn.errors import InputError
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.read import read_ids
@@ -139,12 +139,11 @@ class ServedModel:
 
     def __init__(self, served: Served):
         self.served, config = served, served.config
-        goals = goals_of(config, served.given.facts(config))
         job = Job(
             config,
             served.given.place,
             config.run_dir,
-            **goal_fields(config, goals),
+            goals_of(config, served.given.facts(config)),
             replicated=True,
             started=time.time(),
             global_batch=1,

@@ -1,10 +1,9 @@
-"""Callbacks around the steps: evaluation, averaging of weights, and phases for the crash dump."""
+"""Callbacks around the steps: evaluation, averaging of weights, and the user's own."""
 
 from __future__ import annotations
 
 import math
 import re
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -19,11 +18,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from raygnn.config.schema import TrainConfig
 from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.models.user import construct, load_class
-from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
-from raygnn.worker import blackbox
-from raygnn.worker.comm.fingerprint import tensors
 from raygnn.worker.records import Records
 
 # attributes of `Evaluation` that checkpoints hold
@@ -206,33 +202,6 @@ def _wide(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-class Phases(pl.Callback):
-    """Records the phases of each step: ``batch`` (waiting for it), ``forward``, ``backward``,
-    ``optimizer``, ``between`` (callbacks). It is the first of the callbacks; `Closing`, the last,
-    records that the next batch is awaited."""
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        blackbox.note("batch")
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Share, *_: Any
-    ) -> None:
-        blackbox.note("forward", epoch=batch.epoch, step=batch.step)
-        seen = weakref.ref(batch)  # so that training can free the batch
-        blackbox.remember(lambda: describe(seen()))
-
-    def on_before_backward(self, *_: Any) -> None:
-        blackbox.note("backward")
-
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        blackbox.note("optimizer")
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        blackbox.note("between")
-
-    on_train_epoch_end = on_train_batch_end
-
-
 def user_hooks(config: TrainConfig) -> list[pl.Callback]:
     """Construct the user's callbacks. Raises ConfigError if one cannot be imported or constructed,
     or is not a callback."""
@@ -256,11 +225,3 @@ def _reporting(hook: Callable[..., Any], where: str) -> Callable[..., Any]:
             raise exit_error(error, where) from error
 
     return reporting
-
-
-def describe(batch: Any) -> dict[str, Any]:
-    """Return the dtypes and shapes of a batch's tensors."""
-    return {
-        path: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for path, tensor in tensors(batch)
-    }

@@ -71,7 +71,7 @@ class Snapshot:
         starts: number of starts of this command.
         workers: workers of the newest start, by rank.
         progress: newest heartbeat of each rank of the newest start, if there was one.
-        answers: request for a checkpoint → whether it was written.
+        answers: id of a request for a checkpoint → whether it was written.
         saved_last: the checkpoint after the last step is written.
         sending: checkpoints are being uploaded to an object store.
         result: rank 0's, as JSON.
@@ -129,11 +129,17 @@ class Control:
         """Order the ranks to exit, whatever they wait for."""
         self._order(stop=True)
 
-    def ask_save(self, request: str, *, last: bool = False) -> None:
-        """Request a checkpoint of a state that is not older than the request. ``last``: the ranks
-        will be terminated after it, so that no step is to follow."""
-        orders = self._state.orders
+    def ask_save(self, request: str = "", *, last: bool = False) -> str:
+        """Request a checkpoint of a state that is not older than the request; return the id of the
+        request, which `Snapshot.answers` has once the checkpoint is written or has failed.
+
+        Args:
+            request: its id; "" = a new one.
+            last: the ranks will be terminated after it, so that no step is to follow.
+        """
+        orders, request = self._state.orders, request or uuid.uuid4().hex
         self._order(saves=orders.saves | {request}, last=orders.last or last)
+        return request
 
     def withdraw_save(self, request: str) -> None:
         """Forget a request and its answer; other requests stay."""
@@ -231,8 +237,10 @@ class ControlHandle:
         with contextlib.suppress(Exception):  # see `report`
             self._call("stop", timeout=_SHORT)
 
-    def ask_save(self, request: str, *, last: bool = False) -> None:
+    def ask_save(self, *, last: bool = False) -> str:
+        request = uuid.uuid4().hex
         self._post("ask_save", request, last=last)
+        return request
 
     def withdraw_save(self, request: str) -> None:
         self._post("withdraw_save", request)
@@ -294,22 +302,6 @@ class ControlHandle:
             answer = ray.get(reply)
         self._reply = getattr(self._actor, method).remote(*args)
         return answer
-
-
-class SaveRequest:
-    """Request for a checkpoint, with a unique id."""
-
-    def __init__(self, control: Control | ControlHandle, *, last: bool = False):
-        self._control = control
-        self._id = uuid.uuid4().hex
-        control.ask_save(self._id, last=last)
-
-    def answer(self, snapshot: Snapshot) -> bool | None:
-        """Return whether the checkpoint was written; None = there is no answer yet."""
-        return snapshot.answers.get(self._id)
-
-    def withdraw(self) -> None:
-        self._control.withdraw_save(self._id)
 
 
 def read_result(snapshot: Snapshot) -> dict[str, Any] | None:

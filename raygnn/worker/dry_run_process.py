@@ -118,15 +118,11 @@ class DryRunRank:
             place = directory / "partition"
             make_partition(Missing(place, 1, "random", "", {}, place), small_graph(request))
         assert place is not None
-        goals: dict[str, Any] = {"ntype": None, "goals": request.goals}
-        if config.tasks is None:
-            (goal,) = request.goals.values()
-            goals = {"ntype": goal.ntype, "edges": goal.edges}
         return Job(
             config=config,
             partition=place,
             run_dir=directory,
-            **goals,
+            goals=request.goals,
             replicated=True,
             started=0.0,
             global_batch=min(_BATCH, config.sampling.batch_size),

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
-from raygnn.graph.data import TABLE, EdgeSplit, EdgeTarget, NegativeLists, TrainingRows
+from raygnn.graph.data import (
+    TABLE,
+    EdgeSplit,
+    EdgeTarget,
+    NegativeLists,
+    TrainingRows,
+    etype_str,
+)
 from raygnn.runs.run_directory import lost
 from raygnn.util.files import AWAY, retry
 from raygnn.worker.control import Control, ControlHandle
@@ -180,6 +187,11 @@ class TaskTarget:
     ntype: str | None = None
     edges: EdgeTarget | None = None
 
+    @property
+    def kind(self) -> str | None:
+        """Node type, or edge type as text; None for graphs."""
+        return self.ntype if self.edges is None else etype_str(self.edges.etype)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -189,14 +201,12 @@ class Job:
         partition: directory of the partition, or of a collection of graphs; it may appear after
             the ranks have started.
         run_dir: run directory.
-        ntype: see `TaskTarget`, of the only task.
+        goals: target of each task, by name; "" = the only task.
         replicated: every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch over all ranks, as at the run's first start, whatever the
             number of workers is now.
         request: requested predictions; None = train.
-        edges: see `TaskTarget`, of the only task.
-        goals: target of each of several tasks, by name; empty if there is one task.
         task: name of the one of several tasks that this job is for; "" = all, or the only one.
         lists: name of each task with lists of negatives → use → result of
             `raygnn.graph.negative_lists.lists_of`, or `TABLE` → rows of its training table; or
@@ -211,13 +221,11 @@ class Job:
     config: Config
     partition: AnyPath
     run_dir: Path
-    ntype: str | None
+    goals: Mapping[str, TaskTarget]
     replicated: bool
     started: float
     global_batch: int
     request: Request | None = None
-    edges: EdgeTarget | None = None
-    goals: Mapping[str, TaskTarget] = field(default_factory=dict)
     task: str = ""
     lists: Any = field(default_factory=dict)
     initial: InitialWeights | None = None
@@ -272,19 +280,26 @@ class Job:
         unnumbered = cause.errno is None and not isinstance(self.partition, Path)
         return unnumbered or cause.errno in AWAY
 
-    def for_task(self, name: str) -> Job:
-        """Return the job of one of several tasks alone."""
-        goal, tasks = self.goals[name], self.config.tasks
-        assert tasks is not None
-        return replace(
-            self,
-            config=self.config.of(name),
-            ntype=goal.ntype,
-            edges=goal.edges,
-            goals={},
-            task=name,
-            global_batch=max(1, round(self.global_batch * tasks[name].batch_factor)),
-        )
+    @property
+    def goal(self) -> TaskTarget:
+        """Target of the job's only task."""
+        return self.goals[self.task]
+
+    @property
+    def by_task(self) -> dict[str, Job]:
+        """Job of each task alone, by the task's name."""
+        config = self.config
+        if config.tasks is None:
+            return {self.task: self}
+        return {
+            name: replace(
+                self,
+                config=config.of(name),
+                task=name,
+                global_batch=max(1, round(self.global_batch * task.batch_factor)),
+            )
+            for name, task in config.tasks.items()
+        }
 
     @property
     def negatives(self) -> Mapping[str, NegativeLists]:
@@ -309,8 +324,7 @@ class Job:
     def hidden(self) -> list[EdgeSplit]:
         """Splits whose held-out edges carry no messages. With temporal sampling by the split's time
         none need be hidden, since seeds see earlier edges only."""
-        goals = self.goals.values() or [TaskTarget(edges=self.edges)]
-        splits = dict.fromkeys(goal.edges.split for goal in goals if goal.edges)
+        splits = dict.fromkeys(goal.edges.split for goal in self.goals.values() if goal.edges)
         timed = self.config.ordered
         return [split for split in splits if not (timed and split.time is not None)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor
 
 from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP, MetricsWriter
+from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
+from raygnn.worker.comm.fingerprint import tensors
 from raygnn.worker.job import Job
 from raygnn.worker.stragglers import Stragglers
 
@@ -54,7 +57,9 @@ class Records(pl.Callback):
     ``ranks/slowest`` is the rank whose own work and wait for data took longest,
     ``ranks/slowest_seconds`` per batch; ``ranks/median_seconds`` is the median over the ranks.
 
-    It is the first of the callbacks that take time, and `Closing` the last.
+    It is the first of the callbacks that take time, and `Closing` the last. For the crash dump they
+    also record the phases of a step: ``batch`` (waiting for it), ``forward``, ``backward``,
+    ``optimizer``, ``between`` (callbacks).
 
     Args:
         writers: rank 0's writers of ``metrics.jsonl`` and ``ranks.jsonl``; empty on other ranks.
@@ -150,16 +155,26 @@ class Records(pl.Callback):
         self._counted = self._sent()
         self._window_start = time.perf_counter()
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
+    def on_train_epoch_start(self, *_: Any) -> None:
+        blackbox.note("batch")
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: TaskModule, batch: Share, *_: Any
+    ) -> None:
         self._seen = False
+        blackbox.note("forward", epoch=batch.epoch, step=batch.step)
+        seen = weakref.ref(batch)  # so that training can free the batch
+        blackbox.remember(lambda: describe(seen()))
 
     def on_before_backward(self, *_: Any) -> None:
         self._clock.lap("forward")
+        blackbox.note("backward")
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, module: TaskModule, optimizer: torch.optim.Optimizer
     ) -> None:
         self._rate = optimizer.param_groups[0]["lr"]  # a schedule changes it before the batch ends
+        blackbox.note("optimizer")
 
     def _came(self) -> None:
         self._clock.lap("backward")
@@ -172,6 +187,7 @@ class Records(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         self._clock.lap("optimizer")
+        blackbox.note("between")
         self.write_pending()
         self._clock.batches += 1
         step = trainer.global_step
@@ -179,6 +195,7 @@ class Records(pl.Callback):
             self._flush(trainer, module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: TaskModule) -> None:
+        blackbox.note("between")
         if trainer.global_step != self._logged and module.window.steps:
             self._flush(trainer, module)
 
@@ -299,6 +316,14 @@ class Closing(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         module.clock.lap("rest")
         blackbox.note("batch")
+
+
+def describe(batch: Any) -> dict[str, Any]:
+    """Return the dtypes and shapes of a batch's tensors."""
+    return {
+        path: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        for path, tensor in tensors(batch)
+    }
 
 
 def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:

@@ -22,7 +22,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.storage.remote import RemotePath
-from raygnn.worker.control import Control, SaveRequest
+from raygnn.worker.control import Control
 from raygnn.worker.rank import Rank
 from tests.checkpoint.test_saving import save, saver
 from tests.support.small_jobs import JobFactory, about, until
@@ -170,14 +170,14 @@ def test_an_outage_is_reported_once_and_fails_no_checkpoint(
     control = Control()
     there = tmp_path / "here"
     saving = saver(there, requests=control, keep=2, courier=courier_to(tmp_path))
-    request = SaveRequest(control)
+    request = control.ask_save()
     for step in (7, 8, 9):
         save(saving, step)
         until(lambda step=step: f"step-{step:010d}" in tried)
     away.clear()
     saving.finish_uploads(30)
     assert saving.counts == {"saved": 3, "failed": 0, "skipped": 0}
-    assert request.answer(control.snapshot()) is True
+    assert control.snapshot().answers[request]
     lost, again = (tmp_path / EVENTS).read_text().splitlines()
     assert json.loads(lost)["text"].startswith("step-0000000007 is not in ")
     assert json.loads(again)["text"].startswith("step-0000000009 is in ")

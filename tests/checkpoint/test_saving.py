@@ -27,7 +27,7 @@ from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.worker.comm.guard import Guard
-from raygnn.worker.control import Control, SaveRequest
+from raygnn.worker.control import Control
 from tests.support.small_jobs import JobFactory, about, job, train_on_ranks
 
 CONFIG = load_config(job(Path("runs")))
@@ -244,14 +244,14 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
         assert saving.counts == {"saved": 0, "failed": 1, "skipped": 0}
         control = Control()
         saving = saver(disk, control, patience=60.0, last=1)
-        request = SaveRequest(control)
+        request = control.ask_save()
         begin(saving, 1, large)
         assert not wait(saving, 0.5)
-        assert request.answer(control.snapshot()) is None
+        assert request not in control.snapshot().answers
         filler.unlink()
         assert wait(saving, 30)
         assert saving.counts == {"saved": 1, "failed": 0, "skipped": 0}
-        assert request.answer(control.snapshot()) is True
+        assert control.snapshot().answers[request]
         assert store.newest(disk) == "step-0000000001"
         saving._events.flush()
         # the first one's message waited in its process
@@ -274,13 +274,13 @@ def test_a_failed_last_checkpoint_is_reported(tmp_path: Path) -> None:
     control = Control()
     saving = saver(tmp_path / "gone" / "checkpoints", control, patience=0.0, last=4)
     saving._events = Events(tmp_path / EVENTS)
-    request = SaveRequest(control)
+    request = control.ask_save()
     save(saving, 4)
     (said,) = told(tmp_path)
     assert said.startswith("the checkpoint of step 4 was not written: ")
     assert "it cannot be written: No such file or directory (make it writable" in said
     assert said.endswith("; it was the last one, so --resume would go on from the beginning")
-    assert request.answer(control.snapshot()) is False
+    assert control.snapshot().answers[request] is False
 
 
 def _requests(trainer: Any) -> Any:

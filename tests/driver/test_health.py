@@ -30,7 +30,7 @@ from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.diagnose.state_file import DONE
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.worker import failures
-from raygnn.worker.control import Control, RankProgress, SaveRequest, Snapshot, Worker
+from raygnn.worker.control import Control, RankProgress, Snapshot, Worker
 from tests.support.small_jobs import JobFactory
 
 HOST = socket.gethostname()
@@ -137,7 +137,6 @@ class Job:
         self.logs.mkdir()
         self.control = Control()
         self.snapshot = self.control.snapshot()
-        self.ask_save = lambda: SaveRequest(self.control)
         self.begin()
         self.now = 50.0
         self.out = Console(file=open(path / "shown", "w+"), width=300)  # noqa: SIM115
@@ -346,9 +345,6 @@ class Going:
     @property
     def snapshot(self) -> Snapshot:
         return self.control.snapshot()
-
-    def ask_save(self) -> SaveRequest:
-        return SaveRequest(self.control)
 
     def asks(self) -> bool:
         """Return True if the ranks are asked for a checkpoint now."""

@@ -22,7 +22,7 @@ from raygnn.errors import TrainingError
 from raygnn.runs.run_directory import SCALING
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker import ray_nodes
-from raygnn.worker.control import Control, SaveRequest, Worker
+from raygnn.worker.control import Control, Worker
 from raygnn.worker.job import Job
 from raygnn.worker.ray_nodes import Lost
 from tests.support.small_jobs import job
@@ -200,13 +200,13 @@ def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
 
 def test_resources_that_disappear_again_are_ignored(make: Any) -> None:
     policy = asking(make)
-    other = SaveRequest(policy.control)
+    other = policy.control.ask_save()
     policy.room = 1
     assert policy.runs(200) is None
     assert len(policy.control.pending_saves()) == 1
-    assert other.answer(policy.control.snapshot()) is None
+    assert other not in policy.control.snapshot().answers
     policy.answer(True)
-    assert other.answer(policy.control.snapshot()) is True
+    assert policy.control.snapshot().answers[other]
 
 
 def test_the_end_of_the_command_ends_the_wait(make: Any) -> None:
@@ -224,7 +224,7 @@ def test_a_lost_rank_is_what_ended_the_others() -> None:
 
 def test_the_learning_rate_grows_with_the_batch_not_with_the_ranks(tmp_path: Path) -> None:
     config = load_config(job(tmp_path, cluster={"workers": [1, 2]}, sampling={"batch_size": 64}))
-    found = Job(config, None, tmp_path, None, True, 0.0, global_batch=128)
+    found = Job(config, None, tmp_path, {}, True, 0.0, global_batch=128)
     train = TrainConfig(optimizer="sgd", lr=0.1, lr_scaling="linear")
     parameters = dict(torch.nn.Linear(2, 2).named_parameters())
     assert make_optimizer(parameters, train, found.planned, False).defaults["lr"] == 0.2

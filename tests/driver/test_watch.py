@@ -25,7 +25,7 @@ from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs import interrupts, run_page
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run_directory import RunDir
-from raygnn.worker.control import Control, RankProgress, SaveRequest, Worker
+from raygnn.worker.control import Control, RankProgress, Worker
 from raygnn.worker.job import ROWS
 from tests.support.small_jobs import job
 
@@ -158,9 +158,7 @@ def test_ranks_of_an_earlier_attempt_are_not_reported() -> None:
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_file_is_a_request(run: RunDir, saved: bool) -> None:
     control = Control()
-    launch: Any = SimpleNamespace(
-        running=lambda: True, snapshot=None, ask_save=lambda: SaveRequest(control)
-    )
+    launch: Any = SimpleNamespace(running=lambda: True, snapshot=None, control=control)
     looks = SaveFile(run, launch)
     looks.poll()
     assert not control.pending_saves()

@@ -48,7 +48,6 @@ from tests.support.ranks import run_ranks
 from tests.support.small_jobs import (
     JobFactory,
     _data,
-    edges_of,
     goals_of,
     job,
     lists_of,
@@ -70,7 +69,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
     or the metrics."""
     wanted = {"rows": True, "scores": True, **more}
     found = weights.find(run.path / "checkpoints")
-    place, ntype = _data(config, 2)
+    place = _data(config, 2)
     aside = run.path.parent / ".predicting" / f"{split}-{workers}"
     aside.mkdir(parents=True, exist_ok=True)
     request = Request(found, split, **wanted)
@@ -78,13 +77,11 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
         config,
         place,
         aside,
-        ntype,
+        goals_of(config, place),
         False,
         0.0,
         128,
         request=request,
-        edges=edges_of(config, place),
-        goals=goals_of(config, place),
         lists=lists_of(config, place),
     )
     result, *others = run_ranks(workers, _predict, job)

@@ -21,11 +21,12 @@ from raygnn.checkpoint import learned_rows, lifecycle
 from raygnn.config.load import load_config
 from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
+from raygnn.driver import job_plan
 from raygnn.driver.inputs import PartitionInput
 from raygnn.driver.resume import find_start, initial_weights
 from raygnn.graph.data import EdgeTarget
 from raygnn.graph.partition.layout import read_meta
-from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
+from raygnn.preflight.partition_facts import edge_target, partition_facts
 from raygnn.runs import trust
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import Run
@@ -33,8 +34,7 @@ from raygnn.runs.run_directory import RunDir, read_config
 from raygnn.sampling.exchange import Exchange
 from raygnn.storage.remote import AnyPath
 from raygnn.worker.job import Job, TaskTarget
-from raygnn.worker.rank import Rank
-from raygnn.worker.rank_setup import Runtime
+from raygnn.worker.rank import Rank, Runtime
 from tests.support.graphs import ensure_collection, ensure_partition
 from tests.support.ranks import run_ranks
 
@@ -215,13 +215,11 @@ def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
     return Rank(job, runtime(exchange)).run()
 
 
-def _data(config: Config, workers: int) -> tuple[AnyPath, str | None]:
-    """Return the location of the data, and the node type to predict for."""
-    if not config.task.of_graphs:
-        meta = ensure_partition(config, workers)
-        ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
-        return meta.directory, getattr(config.task, "ntype", None) or ntype  # edges have none
-    return ensure_collection(config).directory, None
+def _data(config: Config, workers: int) -> AnyPath:
+    """Return the location of the data."""
+    if config.task.of_graphs:
+        return ensure_collection(config).directory
+    return ensure_partition(config, workers).directory
 
 
 def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
@@ -236,15 +234,11 @@ def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
 
 
 def goals_of(config: Config, place: AnyPath | None) -> dict[str, TaskTarget]:
-    """Return the target of each of several tasks, resolved as by the driver."""
-    if config.tasks is None:
-        return {}
+    """Return the target of each task, resolved as by the driver."""
+    if config.task.of_graphs:
+        return {"": TaskTarget()}
     assert place is not None
-    facts = partition_facts(config, read_meta(place))
-    return {
-        name: TaskTarget(task_ntype(one, facts.columns), edges_of(one, place))
-        for name, one in config.by_task.items()
-    }
+    return job_plan.goals_of(config, partition_facts(config, read_meta(place)))
 
 
 def lists_of(config: Config, place: AnyPath | None) -> dict[str, Any]:
@@ -262,12 +256,11 @@ def job_of(config: Config, **more: Any) -> Job:
     """Build the job that the driver would pass to the ranks, and its directories."""
     workers = config.cluster.workers
     assert isinstance(workers, int)
-    place, ntype = _data(config, workers)
+    place = _data(config, workers)
     for name in ("logs", "checkpoints"):
         (config.run_dir / name).mkdir(parents=True, exist_ok=True)
     batch = config.sampling.batch_size * workers
-    edges, goals = edges_of(config, place), goals_of(config, place)
-    made = Job(config, place, config.run_dir, ntype, True, 0.0, batch, edges=edges, goals=goals)
+    made = Job(config, place, config.run_dir, goals_of(config, place), True, 0.0, batch)
     return replace(made, **{"lists": lists_of(config, place), **more})
 
 
@@ -275,7 +268,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     """Train as `raygnn.train` does, with forked ranks in place of Ray's workers."""
     workers = config.cluster.workers
     assert isinstance(workers, int)
-    place, ntype = _data(config, workers)
+    place = _data(config, workers)
     with RunDir(config.storage, config.name, mode="resume" if resume else "new") as run:
         start = find_start(config, run, workers, NullDisplay(), resume=resume)
         run.begin(config.to_dict())
@@ -284,12 +277,10 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             config,
             place,
             run.path,
-            ntype,
+            goals_of(config, place),
             replicated,
             time.time(),
             start.global_batch,
-            edges=edges_of(config, place),
-            goals=goals_of(config, place),
             lists=lists_of(config, place),
             initial=initial_weights(config, start),
         )

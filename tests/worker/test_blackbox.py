@@ -26,13 +26,13 @@ from torch.utils.data import DataLoader
 from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state_file import State, file_of, read_state
-from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.clock import StepClock
+from raygnn.tasks.lightning_modules import LossWindow
 from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import PREFETCH_THREAD, Recorder, flight, memory_usage, oom_kills
-from raygnn.worker.callbacks import Phases, describe
 from raygnn.worker.control import Control, RankProgress
-from raygnn.worker.records import Closing
+from raygnn.worker.records import Closing, Records, describe
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import job
 
@@ -548,7 +548,7 @@ class _StateReader(pl.LightningModule):
     def __init__(self, logs: Path):
         super().__init__()
         self.layer = nn.Linear(4, 1)
-        self.clock = StepClock()
+        self.clock, self.window = StepClock(), LossWindow()
         self.logs = logs
         self.seen: list[tuple[str, int | None, int | None]] = []
 
@@ -557,6 +557,7 @@ class _StateReader(pl.LightningModule):
         self.seen.append((now.phase, now.epoch, now.step))
 
     def training_step(self, batch: _Batch, batch_idx: int) -> Tensor:
+        self.window.steps = 1
         self.look()
         assert blackbox._current is not None
         assert blackbox._current._described()["x/paper"]["shape"] == [3, 4]
@@ -588,11 +589,14 @@ class _Look(pl.Callback):
 def test_the_phases_of_a_step(tmp_path: Path, current: None) -> None:
     blackbox.start(tmp_path, rank=0, world=1)
     net = _StateReader(tmp_path)
+    given: Any = SimpleNamespace(config=load_config(job(tmp_path)), started=0.0)
+    unused: Any = None
+    records = Records(Exchange(World(0, 1)), [], unused, lambda: (0, 0), lambda: 0, given)
     batches = [_Batch({"paper": torch.ones(3, 4)}, [], 5, step) for step in (7, 8)]
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Phases(), _Look(), Closing(), _Look()],
+        callbacks=[records, _Look(), Closing(), _Look()],
     )  # fmt: skip
     trainer.fit(net, train_dataloaders=DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     assert net.seen == [

@@ -15,7 +15,6 @@ from raygnn.worker.control import (
     Control,
     ControlHandle,
     RankProgress,
-    SaveRequest,
     Worker,
     read_result,
 )
@@ -50,16 +49,15 @@ def test_a_request_that_is_withdrawn_answers_no_other() -> None:
     """The controller withdraws its request for a checkpoint, while an interrupt waits for its own,
     which must not count as written."""
     control = Control()
-    growing, interrupt = SaveRequest(control), SaveRequest(control)
+    growing, interrupt = control.ask_save(), control.ask_save()
     serving = control.pending_saves()
-    growing.withdraw()
-    assert interrupt.answer(control.snapshot()) is None
+    control.withdraw_save(growing)
+    assert not control.snapshot().answers
     assert len(control.pending_saves()) == 1
     control.answer_saves(serving, saved=False)  # of both, as rank 0 knows them
     snapshot = control.snapshot()
-    assert (growing.answer(snapshot), interrupt.answer(snapshot)) == (None, False)
-    assert len(snapshot.answers) == 1
-    interrupt.withdraw()
+    assert snapshot.answers == {interrupt: False}
+    control.withdraw_save(interrupt)
     assert control.snapshot().answers == {}
 
 
@@ -94,7 +92,7 @@ def test_a_rank_learns_what_is_asked_when_it_reports(link: ControlHandle) -> Non
 
     rank: ControlHandle = ray.cloudpickle.loads(ray.cloudpickle.dumps(link))
     link.begin(WORKERS)
-    request = SaveRequest(link)
+    request = link.ask_save()
     assert rank.snapshot().workers == tuple(WORKERS)
     assert not rank.pending_saves()  # it was not asked for since
     until(lambda: rank.report(says(0)).saves)
@@ -103,7 +101,7 @@ def test_a_rank_learns_what_is_asked_when_it_reports(link: ControlHandle) -> Non
     rank.tell(sending=True)
     rank.answer_saves(rank.pending_saves(), saved=True)
     assert not rank.pending_saves()  # whatever the next report contains
-    until(lambda: request.answer(link.newest()) is not None)
+    until(lambda: request in link.newest().answers)
     assert link.newest().sending
     assert rank.is_current(1)
     assert not rank.is_current(2)

@@ -81,7 +81,7 @@ def test_any_exception_can_be_told(
     monkeypatch.setattr(blackbox, "_current", None)
     monkeypatch.setattr(main, "_watch", lambda stop, recorder: None)
     error, words = STRANGE[name]
-    job = Job(make_job(), None, tmp_path, "_N", True, 0.0, 128)
+    job = Job(make_job(), None, tmp_path, {}, True, 0.0, 128)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "rank-0.log"
     raised = pytest.raises(TrainingError)

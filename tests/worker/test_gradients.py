@@ -31,7 +31,7 @@ from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import Plane
 from tests.support.graphs import ensure_collection
 from tests.support.ranks import run_ranks
-from tests.support.small_jobs import JobFactory, edges_of, goals_of, train_on_ranks
+from tests.support.small_jobs import JobFactory, goals_of, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graph_job
@@ -119,13 +119,10 @@ def reduced(exchange: Exchange, job: Job) -> list[Gradient]:
 
 
 def job_of(config: Config, replicated: bool = True) -> Job:
-    place, ntype = config.partition.path, None
+    place = config.partition.path
     if config.task.of_graphs:
         place = ensure_collection(config).directory
-    if not (config.task.of_graphs or config.task.of_edges):
-        ntype = "thing"
-    edges, goals = edges_of(config, place), goals_of(config, place)
-    return Job(config, place, config.run_dir, ntype, replicated, 0.0, 8, edges=edges, goals=goals)
+    return Job(config, place, config.run_dir, goals_of(config, place), replicated, 0.0, 8)
 
 
 def nodes(tmp_path: Path) -> Config:

@@ -173,7 +173,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_tasks_own(tmp_path: Path) -> No
         cluster={"workers": 1},
     )
     place = config.partition.path
-    job = Job(config, place, config.run_dir, None, True, 0.0, 40, goals=goals_of(config, place))
+    job = Job(config, place, config.run_dir, goals_of(config, place), True, 0.0, 40)
     (found,) = run_ranks(1, _step, job)
     assert len(found["together"]) > 8
     for name, grad in found["together"].items():

@@ -16,8 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
-from raygnn.worker.rank import Rank
-from raygnn.worker.rank_setup import Runtime
+from raygnn.worker.rank import Rank, Runtime
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, slow_but, train_on_ranks
 
@@ -137,7 +136,7 @@ def _disagree(exchange: Exchange, job: Job) -> str:
 def test_debug_compares_collectives(make_job: JobFactory) -> None:
     for debug, word in ((False, ""), (True, "Detected mismatch between collectives")):
         config = make_job(name=f"{debug}", comm={"debug": debug, "timeout": 20})
-        job = Job(config, Path(), Path(), "_N", True, 0.0, 128)
+        job = Job(config, Path(), Path(), {}, True, 0.0, 128)
         said = run_ranks(2, _disagree, job)
         assert all(word in text if word else not text for text in said)
 

@@ -30,7 +30,7 @@ from raygnn.runs.display import NullDisplay
 from raygnn.sampling.exchange import World
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util import files
-from raygnn.worker.job import Job
+from raygnn.worker.job import Job, TaskTarget
 from raygnn.worker.planes.partition_plane import map_shard
 from raygnn.worker.planes.vocabulary import words
 from tests.support.small_jobs import JobFactory, ensure_partition
@@ -59,7 +59,7 @@ class Calls:
 
 
 def job_of(config: Config, place: AnyPath, run_dir: Path) -> Job:
-    return Job(config, place, run_dir, "_N", True, 0.0, 128)
+    return Job(config, place, run_dir, {"": TaskTarget("_N")}, True, 0.0, 128)
 
 
 def read(job: Job) -> tuple[Shard, Any]:

@@ -16,7 +16,7 @@ from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.comm.guard import Guard
 from raygnn.worker.job import Job
-from raygnn.worker.rank_setup import RankSetup
+from raygnn.worker.rank import Rank
 from raygnn.worker.stragglers import Stragglers
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, job_of, runtime, train_on_ranks
@@ -62,7 +62,7 @@ def test_the_factor_is_that_of_the_configuration(
 
 
 def _slow_fourth_rank(exchange: Exchange, job: Job) -> None:
-    stragglers = RankSetup(job, runtime(exchange)).stragglers
+    stragglers = Rank(job, runtime(exchange)).stragglers
     for step in range(5):
         stragglers.add(step, window([1.0, 1.0, 1.0, 2.0]))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def open_plane(job: Job, ranks: Ranks) -> Plane:
     """Open the data plane of a job's task. Raises DataError if the data cannot be read or used."""
-    if job.goals:
+    if job.config.tasks is not None:
         from raygnn.worker.planes.multitask_plane import MultitaskPlane
 
         return MultitaskPlane.open(job, ranks)
@@ -20,7 +20,7 @@ def open_plane(job: Job, ranks: Ranks) -> Plane:
         from raygnn.worker.planes.graph_plane import GraphPlane
 
         return GraphPlane.open(job, ranks)
-    if job.edges is not None:
+    if job.goal.edges is not None:
         from raygnn.worker.planes.edge_plane import EdgePlane
 
         return EdgePlane.open(job, ranks)

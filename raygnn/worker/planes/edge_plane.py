@@ -66,8 +66,8 @@ class EdgePlane(PartitionPlane):
 
     @property
     def target(self) -> EdgeTarget:
-        assert self.job.edges is not None
-        return self.job.edges
+        assert self.job.goal.edges is not None
+        return self.job.goal.edges
 
     @property
     def etype(self) -> EdgeType:

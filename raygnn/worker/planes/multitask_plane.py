@@ -32,10 +32,9 @@ class MultitaskPlane(PartitionPlane):
     def planes(self) -> dict[str, NodePlane | EdgePlane]:
         """Planes of the tasks, by name, which use this one's data."""
         found: dict[str, NodePlane | EdgePlane] = {}
-        for name in self.job.goals:
-            job = self.job.for_task(name)
+        for name, job in self.job.by_task.items():
             of_nodes = NodePlane if job.rows is None else RowPlane
-            kind = of_nodes if job.edges is None else EdgePlane
+            kind = of_nodes if job.goal.edges is None else EdgePlane
             found[name] = kind(job, self.ranks, self.shard, self.inputs, within=self)
         return found
 

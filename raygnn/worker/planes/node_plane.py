@@ -40,8 +40,8 @@ class NodePlane(PartitionPlane):
     @property
     def ntype(self) -> str:
         """Type of the seeds."""
-        assert self.job.ntype is not None
-        return self.job.ntype
+        assert self.job.goal.ntype is not None
+        return self.job.goal.ntype
 
     @property
     def seed_type(self) -> str:

@@ -172,8 +172,8 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
 
     For shares, every rank temporarily stores 8 bytes per node with a target.
     """
-    for one in [job.for_task(name) for name in job.goals] or [job]:
-        name, ntype, task = one.config.split_time, one.ntype, one.config.task
+    for one in job.by_task.values():
+        name, ntype, task = one.config.split_time, one.goal.ntype, one.config.task
         if name is None or ntype is None or not isinstance(task, NodeTaskConfig):
             continue
         arrays = shard.node_data[ntype]

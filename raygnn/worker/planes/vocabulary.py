@@ -98,21 +98,19 @@ CategoryNames = Mapping[str, Sequence[Any]]
 
 def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     """Return the facts about the training data that predictions need, as JSON: see `Weights`."""
-    goals = {name: _goal(job.for_task(name)) for name in job.goals} or {"": _goal(job)}
+    goals = {
+        name: {
+            "ntype": goal.ntype,
+            "etype": goal.edges and etype_str(goal.edges.etype),
+            "relation": goal.edges and goal.edges.relation,
+        }
+        for name, goal in job.goals.items()
+    }
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     manifest = None if job.config.task.of_graphs else job.meta.manifest
     transforms, columns = (manifest.transforms, manifest.columns) if manifest else ({}, {})
     found |= {"transforms": transforms, "columns": columns}
     return {**found, "goals": goals, "words": words(job)}
-
-
-def _goal(job: Job) -> dict[str, str | None]:
-    edges = job.edges
-    return {
-        "ntype": job.ntype if edges is None else None,
-        "etype": None if edges is None else etype_str(edges.etype),
-        "relation": None if edges is None else edges.relation,
-    }
 
 
 def words(job: Job) -> CategoryNames:
@@ -123,17 +121,15 @@ def words(job: Job) -> CategoryNames:
         return {}
     names: dict[str, Sequence[Any]] = dict(job.meta.names)
     wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
-    jobs = [job.for_task(name) for name in job.goals] or [job]
     targets = set()
-    for each in jobs:
+    for name, each in job.by_task.items():
         if each.rows is not None and each.rows.words:
-            targets.add(table_key(each.task))
-            names[table_key(each.task)] = each.rows.words
-        elif each.edges is None:
-            targets.add(f"{each.ntype}/{each.config.task.target}")
-        else:
-            kind = etype_str(each.edges.etype)
-            targets |= {f"{kind}/{each.config.task.target}", f"{kind}/{each.edges.relation}"}
+            targets.add(table_key(name))
+            names[table_key(name)] = each.rows.words
+            continue
+        targets.add(f"{each.goal.kind}/{each.config.task.target}")
+        if each.goal.edges is not None:
+            targets.add(f"{each.goal.kind}/{each.goal.edges.relation}")
     return {
         key: values
         for key, values in names.items()
@@ -143,8 +139,7 @@ def words(job: Job) -> CategoryNames:
 
 def target_words(job: Job) -> Sequence[Any]:
     """Return the names of the classes 0, 1, … of a job of one task; empty if they are numbers."""
-    kind = job.ntype if job.edges is None else etype_str(job.edges.etype)
-    return words(job).get(target_key(job.config, job.task, kind), ())
+    return words(job).get(target_key(job.config, job.task, job.goal.kind), ())
 
 
 def target_key(config: Config, task: str, kind: str | None) -> str:
