@@ -77,7 +77,7 @@ class RowState:
         if embeddings is None:
             return None
         rows = cls(embeddings, control, patience, place)
-        if state is not None and (files := read_manifest(state.parent).rows) is not None:
+        if state is not None and (files := read_manifest(state.parent).manifest.rows) is not None:
             rows.read(state.parent, files)
         return rows
 

@@ -1,20 +1,20 @@
-"""Life of a checkpoint, from the moment it is due until it is complete: one state machine.
+"""States of a checkpoint from the step at which it is due until it is complete.
 
-All ranks go through it together, and one checkpoint is under way at a time::
+All ranks change state together, and one checkpoint is written at a time::
 
     idle ── due ──▶ rows ── written on all ranks ──▶ state ── written, or failed ──▶ idle
-      ╰──── due while one is under way: wait for its end shortly, then skip this one
+      ╰──── due while another is being written: wait shortly for its end, then skip this one
 
-- It is due every so many steps, or seconds by rank 0's clock; when a request is pending; and after
-  the last step.
-- ``rows``: each rank writes its rows of embedding tables in a thread of its own, and rank 0 holds a
-  copy of the state. Without embedding tables this ends at once.
-- ``state``: rank 0 writes the copy in a thread of its own, hands the files to the upload, and
-  answers the requests. Training goes on meanwhile.
+- A checkpoint is due at the configured interval, in steps or in seconds by rank 0's clock; when a
+  request is pending; and after the last step.
+- ``rows``: each rank writes its rows of embedding tables in a background thread, and rank 0 holds a
+  copy of the state. Without embedding tables this state is skipped.
+- ``state``: rank 0 writes the copy in a background thread, passes the files to the upload, and
+  answers the requests. Training continues meanwhile.
 
-A checkpoint that cannot be written is reported, and the next one is tried when it is due: a disk
-that is full or away for a while is no reason to lose a run. The last one has no successor: it is
-never skipped, and is tried, and waited for, as long as the storage takes anything.
+A failed write is reported, and the next checkpoint is written when it is due, so that storage that
+is full or unavailable for a while does not end the run. The last checkpoint is never skipped: rank
+0 tries again, and all ranks wait, as long as the storage accepts data.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class _StateTaker(TorchCheckpointIO):
 
 @dataclass
 class _Pending:
-    """The checkpoint under way, or the newest one, as rank 0 knows it.
+    """Checkpoint that is being written, or the newest one, on rank 0.
 
     Attributes:
-        last: it comes after the last step, so no other one makes up for it.
-        requests: ids that it answers.
-        ends: one of them asked for the last checkpoint, so no step is to follow.
+        last: no other checkpoint follows, since this one is after the last step.
+        requests: ids of the requests that it answers.
+        ends: a request is for the last checkpoint, so no step is to follow.
         state: copy of Lightning's state that waits for the ranks' rows.
         write: writes the state.
     """
@@ -103,23 +103,23 @@ class Checkpoints(pl.Callback):
     """Writes the checkpoints of a run.
 
     Args:
-        directory: of the run's checkpoints.
-        requests: for checkpoints, which it answers.
-        every: steps (int) or seconds (`Duration`).
+        directory: directory of the run's checkpoints.
+        requests: requests for checkpoints, and their answers.
+        every: interval in steps (int) or seconds (`Duration`).
         last: the optimizer step after which training ends.
         keep: number of checkpoints to keep.
         about: facts for the manifests, see `raygnn.checkpoint.store.CheckpointManifest`.
-        patience: seconds for which the storage may take nothing, and for which the last checkpoint
-            is tried again.
+        patience: seconds for which the storage may accept nothing, and for which the write of the
+            last checkpoint is repeated.
         rows: state of the embedding tables; None = there are none.
         courier: uploads checkpoints, where storage is an object store.
         is_current: see `raygnn.checkpoint.store.write`.
         pause: context in which training waits.
 
     Attributes:
-        plugin: for the trainer.
-        counts: how many checkpoints of this start were ``saved``, have ``failed``, and were
-            ``skipped`` because one before was still being written.
+        plugin: plugin for the trainer.
+        counts: numbers of checkpoints of this start that were ``saved``, that have ``failed``, and
+            that were ``skipped`` because an earlier one was still being written.
     """
 
     def __init__(
@@ -154,9 +154,9 @@ class Checkpoints(pl.Callback):
         self._pause = pause
         self._first = exchange.world.rank == 0
         self._pending = _Pending()
-        self._stalled = False  # a rank's storage accepted nothing, when ranks last met
-        self._skipping = False  # one was skipped since the one under way began
-        self._failing = ""  # why the newest one was not written
+        self._stalled = False  # a rank's storage accepted nothing at the last `_meet`
+        self._skipping = False  # the newest checkpoint that was due has been skipped
+        self._failing = ""  # why the newest checkpoint was not written
         self._step = self._next_poll = -1
         self.plugin = _StateTaker(self._take)
         self.counts = dict.fromkeys(("saved", "failed", "skipped"), 0)
@@ -187,12 +187,12 @@ class Checkpoints(pl.Callback):
         return step >= self._next_poll and self._poll(step)
 
     def _poll(self, step: int) -> bool:
-        """Return whether rank 0 finds a checkpoint due by its clock or by a request; it polls again
-        about half a second later. Collective."""
+        """Return True if a checkpoint is due by rank 0's clock or by a request, and schedule the
+        next poll about half a second later. Collective."""
         now, due, steps = time.monotonic(), False, 0
         if self._first:
             late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
-            # a request is for a checkpoint that begins after it, once there is a turn
+            # a request is for a checkpoint that begins after it
             may_ask = self._stalled or not self._pending.busy
             due = late or (may_ask and bool(self._unserved))
             each = (now - self._polled_at) / max(1, step - self._polled_step)
@@ -220,7 +220,7 @@ class Checkpoints(pl.Callback):
             copy = not self._exchange.max(not rows.has_room())
             draft = store.draft_of(self._directory, step)
             rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
-        # requests first: the state is not to be older than they are
+        # read the requests before the state, which must not be older
         ends = self._first and self._requests.ends_after_save
         self._pending = _Pending(step, last, self._unserved if self._first else frozenset(), ends)
         trainer.save_checkpoint(store.state_at(self._directory, step))
@@ -248,7 +248,7 @@ class Checkpoints(pl.Callback):
                 files = rows.collect()
                 if self._first:
                     self._write(files)
-            except OSError as error:  # there will be no checkpoint of this step
+            except OSError as error:
                 saving = 0
                 if self._first:
                     pending.state = None
@@ -256,9 +256,9 @@ class Checkpoints(pl.Callback):
         return [writing + saving, *flags_sum]
 
     def _wait(self, grace: float | None) -> bool:
-        """Wait until no rank is writing; return whether that is so. No longer than ``grace``
-        seconds by rank 0's clock; None = for as long as the storage takes anything. Collective, by
-        many short exchanges, none of which `comm.timeout` ends."""
+        """Wait until no rank is writing, and return True; return False after ``grace`` seconds by
+        rank 0's clock (None = no limit), or once the storage accepts nothing. Collective: many
+        short exchanges, so that `comm.timeout` applies to none of them."""
         end = math.inf if grace is None else time.monotonic() + grace
         while True:
             busy, over = self._meet(self._first and time.monotonic() >= end)
@@ -269,8 +269,8 @@ class Checkpoints(pl.Callback):
             time.sleep(_APART)
 
     def _hold(self) -> None:
-        """Make no step after the last checkpoint: wait until the driver ends this process, or for
-        as long as the storage may take. Collective."""
+        """Block training after the last checkpoint until the driver ends this process, at most for
+        the storage's patience. Collective."""
         self._wait(None)
         end, over = time.monotonic() + self._patience, 0
         while not over:
@@ -302,7 +302,7 @@ class Checkpoints(pl.Callback):
             log.warning("no checkpoint of step %d", pending.step, exc_info=True)
             self._end(pending, error)
             return
-        if self._courier is not None:  # before the answer, which may be waited for to the end
+        if self._courier is not None:  # before the answer, after which the driver may end the ranks
             self._courier.send(store.state_at(directory, pending.step).parent)
         self._end(pending, None)
 
@@ -330,13 +330,13 @@ class Checkpoints(pl.Callback):
             return
         self.counts["skipped"] += 1
         self._events.tell(
-            f"the checkpoint of step {step:,} is skipped, and others may be: that of step "
-            f"{self._pending.step:,} is still being written"
+            f"the checkpoint of step {step:,} is skipped, since the checkpoint of step "
+            f"{self._pending.step:,} is still being written; later ones may be skipped, too"
         )
 
     def finish(self) -> None:
-        """Wait for what is being written, for as long as the storage takes anything, and answer the
-        remaining requests: no step comes after them. Collective."""
+        """Wait for the write in progress as long as the storage accepts data, and answer the
+        remaining requests, which no checkpoint will serve. Collective."""
         with self._pause():
             self._wait(None)
         if self._first:
@@ -346,7 +346,7 @@ class Checkpoints(pl.Callback):
             self._requests.answer_saves(self._unserved, saved=saved)
 
     def give_up(self, seconds: float) -> None:
-        """Wait for what this rank writes, and report it if that does not end."""
+        """Wait up to ``seconds`` for this rank's write, and report a write that has not ended."""
         pending = self._pending
         if pending.write is not None:
             pending.write.wait(seconds)
@@ -356,7 +356,7 @@ class Checkpoints(pl.Callback):
             self._report_failure(pending.step, TimeoutError(what))
 
     def finish_uploads(self, seconds: float) -> None:
-        """Wait until checkpoints are uploaded, and report if that takes longer."""
+        """Wait up to ``seconds`` for uploads, and report uploads that have not ended."""
         if self._courier is not None:
             self._courier.finish(seconds)
 
@@ -369,7 +369,7 @@ class Checkpoints(pl.Callback):
         reached = store.newest(self._directory) or "the beginning"
         if isinstance(error, TimeoutError):
             what = error.strerror or str(error)
-            remedy = "see what blocks that storage, or change storage"
+            remedy = "find what blocks that storage, or change storage"
         elif isinstance(error, OSError):
             what, remedy = storage_trouble(error)
         else:
@@ -380,7 +380,7 @@ class Checkpoints(pl.Callback):
         self._failing = what
         goes_on = f"training continues, and a failure now would take it back to {reached}"
         if last:
-            goes_on = f"it was the last one, so --resume would go on from {reached}"
+            goes_on = f"it was the last one, so --resume would start from {reached}"
         self._events.tell(
             f"the checkpoint of step {step:,} was not written: {self._directory}: {what} "
             f"({remedy}); {goes_on}"

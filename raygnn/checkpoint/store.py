@@ -131,15 +131,14 @@ class Checkpoint:
         return self.manifest.step
 
     @property
-    def rows(self) -> RowFiles | None:
-        return self.manifest.rows
-
-    @property
     def files(self) -> list[tuple[str, int, str]]:
         """Name, size and SHA-256 of each file beside the manifest."""
-        rows = () if self.rows is None else self.rows.files
-        state = (STATE, self.manifest.bytes, self.manifest.sha256)
-        return [state, *((file.name, file.bytes, file.sha256) for file in rows)]
+        manifest = self.manifest
+        rows = () if manifest.rows is None else manifest.rows.files
+        return [
+            (STATE, manifest.bytes, manifest.sha256),
+            *((file.name, file.bytes, file.sha256) for file in rows),
+        ]
 
 
 def write(

@@ -144,5 +144,5 @@ def _check_scaling(run: Run, config: Config) -> None:
         if isinstance(config.graph, TablesGraph):
             remedy += ", or train with scale: standard in the YAML of the tables, which is kept"
         if now == before:
-            what = "standard takes mean and deviation from the data, and these are new data"
+            what = "standard scales by the data's own mean and deviation, and these are new data"
     raise ConfigError(what, where="graph.normalize", remedy=remedy)

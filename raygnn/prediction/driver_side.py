@@ -196,9 +196,13 @@ def recommend(
         what = "in a run with sampling.time, lists depend on the time"
         remedy = "set it, such as --at 2026-01-31"
     elif k % 1 != 0 or not 1 <= k <= LARGEST:
-        what, where, remedy = "this is no length of a list", f"--k {k}", "give a number from 1"
+        what, where, remedy = (
+            "lists need a length of 1 or more",
+            f"--k {k}",
+            "pass an integer from 1",
+        )
     elif known not in ("exclude", "keep"):
-        what, where, remedy = "there is no such choice", f"known={known!r}", "pass exclude or keep"
+        what, where, remedy = "known is exclude or keep", f"known={known!r}", "pass one of these"
     if what is not None:
         raise InputError(what, where=where, remedy=remedy)
     wanted = None if ids is None else read_wanted(Path(ids).expanduser().absolute(), "node")

@@ -31,7 +31,7 @@ _BUFFER = 2**20  # bytes per read of a column
 def free_file(file: Path, overwrite: bool) -> Path:
     """Return the file of ``--out``; raises InputError if it cannot be written."""
     if file.suffix not in ("", _SUFFIX):
-        what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
+        what, remedy = f"rows are written as {_SUFFIX}", f"name it {file.stem}{_SUFFIX}"
         raise InputError(what, where=str(file), remedy=remedy)
     with storage_errors(file, InputError, OTHER):  # such as a name that is too long
         foreign = file.exists() and not file.is_file()

@@ -178,8 +178,8 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
     if new_graphs is not None:
         splits = list(dict.fromkeys([*splits, "all"]))
         if found in SPLITS and getattr(new_graphs.graph, "dataset", None) is None:
-            what = f"files of new graphs have no split {found!r}: fractions and folds are those of "
-            what += "the training graphs"
+            what = f"files of new graphs have no split {found!r}: fractions and folds divide the "
+            what += "training graphs only"
             remedy = "leave it out to predict for all graphs"
     if found not in splits:
         what, remedy = f"there is no split {found!r}", f"choose one of {', '.join(splits)}"
@@ -243,7 +243,7 @@ def check_fanout(config: Config, fanout: Sequence[int]) -> tuple[str, str] | Non
     if len(fanout) != depth:
         return f"the model has {depth} layers", remedy if depth else "leave it out"
     if wrong := [each for each in fanout if not -1 <= each <= LARGEST]:
-        return f"{wrong[0]} is no number of neighbours up to {LARGEST}", remedy
+        return f"{wrong[0]} is not between -1 and {LARGEST} neighbours", remedy
     if config.model.draws_once and len(set(fanout)) > 1:
         what = "all layers of this model see one graph (model.interface: pyg), and these numbers "
         return what + "differ", "give equal ones"

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -285,29 +285,24 @@ class Records(pl.Callback):
         self._write(window.step, window.epoch, window.time, values)
         self.loss = values["train/loss"]
         for writer in self._writers[1:]:
-            writer.write(_ranks_record(window, ranks, each))
+            writer.write(
+                {
+                    "step": window.step,
+                    "time": window.time,
+                    "batches": batches,
+                    "seconds": {name: each[name] for name in PARTS},
+                    "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
+                    "use": {name: ranks[name] for name in ("cpu", "gpu")},
+                    "memory": {
+                        "rss": ranks["rss"],
+                        "gpu": ranks["gpu_memory"],
+                        "gpu_share": ranks["gpu_share"],
+                    },
+                    "network": {name: ranks[name] for name in ("sent", "received")},
+                }
+            )
         if self.first_step is None:
             self.first_step = window.time
-
-
-def _ranks_record(
-    window: _Window, ranks: Mapping[str, list[float]], each: Mapping[str, list[float]]
-) -> dict[str, Any]:
-    """Return the record of ``ranks.jsonl``; the writer replaces NaN by null."""
-    return {
-        "step": window.step,
-        "time": window.time,
-        "batches": window.batches,
-        "seconds": {name: each[name] for name in PARTS},
-        "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
-        "use": {name: ranks[name] for name in ("cpu", "gpu")},
-        "memory": {
-            "rss": ranks["rss"],
-            "gpu": ranks["gpu_memory"],
-            "gpu_share": ranks["gpu_share"],
-        },
-        "network": {name: ranks[name] for name in ("sent", "received")},
-    }
 
 
 class Closing(pl.Callback):

@@ -279,7 +279,7 @@ def test_a_failed_last_checkpoint_is_reported(tmp_path: Path) -> None:
     (said,) = told(tmp_path)
     assert said.startswith("the checkpoint of step 4 was not written: ")
     assert "it cannot be written: No such file or directory (make it writable" in said
-    assert said.endswith("; it was the last one, so --resume would go on from the beginning")
+    assert said.endswith("; it was the last one, so --resume would start from the beginning")
     assert control.snapshot().answers[request] is False
 
 

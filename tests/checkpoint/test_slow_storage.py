@@ -58,7 +58,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], Non
 
 def rows_at(run: Run, step: int) -> np.ndarray:
     place = run.path / "checkpoints" / f"step-{step:010d}"
-    files = store.read_manifest(place).rows
+    files = store.read_manifest(place).manifest.rows
     assert files is not None
     return rows_in(place, files)["_N"]
 
@@ -114,7 +114,7 @@ def test_hanging_storage_loses_checkpoints_but_not_the_run(
     said = events(run)
     assert "the checkpoint of step 12 was not written" in said
     assert "it has accepted nothing for 1 s" in said
-    assert "it was the last one, so --resume would go on from the beginning" in said
+    assert "it was the last one, so --resume would start from the beginning" in said
 
 
 def test_rows_that_change_before_they_are_written(

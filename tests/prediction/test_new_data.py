@@ -137,7 +137,7 @@ def test_a_partition_with_other_words(tmp_path: Path) -> None:
     items = pd.read_csv(tmp_path / "new" / "items.csv").replace({"no": "yes"})
     items.to_csv(tmp_path / "new" / "items.csv", index=False)
     overrides = ["graph=null", f"partition.path={ensure_partition(config, 2).directory}"]
-    with pytest.raises(DataError, match=r"item/label, 'yes' is number 0, .* 'no' was") as caught:
+    with pytest.raises(DataError, match="0 of item/label is 'yes', but was 'no' in") as caught:
         asked(run, *overrides)
     assert "graph.vocabulary" in str(caught.value.remedy)
     assert isinstance(config.graph, TablesGraph)
@@ -171,7 +171,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
         ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
         ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
         ({"graph": {"normalize": "row"}}, ["graph.normalize=none"], "by row when .* by none"),
-        ({"graph": {"normalize": "standard"}}, ["graph.seed=2"], "standard takes mean"),
+        ({"graph": {"normalize": "standard"}}, ["graph.seed=2"], "standard scales by"),
         ({}, ["graph.seed=2", "train.lr=1"], "a trained model cannot be changed: train.lr"),
     ],
 )

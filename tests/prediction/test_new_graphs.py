@@ -303,7 +303,7 @@ def test_categories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "split", "what"),
     [
-        (["graph.path=/"], "test", "have no split 'test': fractions and folds are those"),
+        (["graph.path=/"], "test", "have no split 'test': fractions and folds divide"),
         (["graph.path=/"], "tests", "no split 'tests'"),
         ([], "all", "no new data are named"),
         (["graph.path=/", "graph.normalize=row"], "all", "by none when .* by row here"),

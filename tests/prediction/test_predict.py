@@ -248,7 +248,7 @@ def copied(run: Run, place: Path) -> Run:
         ({"out": "/dev/null", "overwrite": True}, "a directory or a device"),
         ({"out": "a" * 300}, "too long"),
         ({"out": "taken"}, "exists already"),
-        ({"out": "rows.csv"}, "a .parquet file is written"),
+        ({"out": "rows.csv"}, "rows are written as .parquet"),
         ({"out": "/proc/file.parquet"}, "cannot be written"),
         ({"overrides": ["model.hidden=32"]}, "model.hidden was 16 and is 32"),
         ({"overrides": ["cluster.workers=none"]}, "workers"),

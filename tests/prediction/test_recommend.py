@@ -235,9 +235,9 @@ def test_scores_that_are_nan_are_no_lists(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, "this is no length of a list"),
-        ({"k": 2.5}, "this is no length of a list"),
-        ({"known": "excluded"}, "there is no such choice"),
+        ({"k": 0}, "lists need a length of 1 or more"),
+        ({"k": 2.5}, "lists need a length of 1 or more"),
+        ({"known": "excluded"}, "known is exclude or keep"),
         ({"at": 3}, "the run was trained without times"),
         ({"ids": "none.txt"}, "there is no such file"),
         ({"task": "likes"}, "this run has one task"),

@@ -94,7 +94,7 @@ class DevicePath:
         structure = sum(lists.nbytes for lists in shard.topology.values())
         self._room = Room.from_sizes(free, memory()[1], len(ranks.host.ranks), structure, rows)
         triton = None if find_spec("triton") else "there is no Triton, which comes with torch"
-        full = "no memory has room for the structure" if self._room.structure == "cpu" else None
+        full = "the structure fits no memory" if self._room.structure == "cpu" else None
         why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton or full
         self.draws = self._chosen("sample_on", sampling.sample_on, why, ("gpu", "cpu")) == "gpu"
         self._over = None if ranks.host.holds_all else ranks.device_rows

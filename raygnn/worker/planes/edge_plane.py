@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -38,9 +38,8 @@ from raygnn.sampling.seeds import (
     in_order,
     known,
 )
-from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import TaskModule
-from raygnn.tasks.losses import Loss, make_link_loss
+from raygnn.tasks.losses import make_link_loss
 from raygnn.tasks.ranking import (
     Candidates,
     Ranking,
@@ -54,7 +53,7 @@ from raygnn.worker.planes.partition_plane import PartitionPlane, map_shard, unio
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task
 from raygnn.worker.planes.prediction_rows import NO_SPLIT, Predictions, chunk_rows
 from raygnn.worker.planes.seed_times import EdgeHistory, times_of
-from raygnn.worker.planes.vocabulary import count_numbers
+from raygnn.worker.planes.vocabulary import count_numbers, one_class_warnings
 
 
 class EdgePlane(PartitionPlane):
@@ -204,8 +203,10 @@ class EdgePlane(PartitionPlane):
         if self.time is not None:
             times = np.asarray(self.edges.column(self.time), np.int64)[own]
         reached = self.unreached(self.etype[2], self.edges.dst[own], times)
-        links = self.config.task.of_links
-        return reached if links else [*reached, *self.one_class(self._trained())]
+        if not self.config.task.classifies:
+            return reached
+        labels = self.labels[own]
+        return [*reached, *one_class_warnings(self.job, labels, self.out_features, self.control)]
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """See `NodePlane`."""
@@ -270,8 +271,11 @@ class EdgePlane(PartitionPlane):
         )
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        model, own = task.model, self._chosen(split)
+        model, own, links = task.model, self._chosen(split), self.config.task
         assert isinstance(model, EdgeModel)
+        if not isinstance(links, LinkPrediction):
+            outputs = self._outputs(model, own, again=self.validates(split))
+            return self.measured(outputs, self.labels[torch.from_numpy(own)], task.loss, keep)
         listed = self._listed.get(split)
         if listed is not None:
             own = own[listed.rows[own] >= 0]
@@ -279,35 +283,30 @@ class EdgePlane(PartitionPlane):
                 message = f"no edge of the split {split!r} is in it"
                 raise listed.lists.error(message, "list the edges to rank")
         if self.time is not None:
-            ranked = self.config.task.of_links
-            drawn = listed or self._evaluation if ranked else self.labels[torch.from_numpy(own)]
-            return self._timed_metrics(model, own, drawn, task.loss, keep)
+            return self._timed_metrics(model, own, listed or self._evaluation)
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
-        if isinstance(links := self.config.task, LinkPrediction):
-            decoder = copy.deepcopy(model.decoder).float().eval()
-            owned = {str(end): rows[t].select(nodes[t]) for end, t in self._ntypes.items()}
-            if listed is not None and listed.lists.pairs is not None:
-                given = decoder, own, listed.global_ids(), owned, self.ranks.device
-                return self._ranking.metrics_among(*given)
-            found: dict[str, float] = {}
-            if links.ranks_edges:
-                found = self._ranking.metrics(
-                    decoder,
-                    own,
-                    lambda some: self._of_sources(some, rows[self.etype[0]].select),
-                    owned,
-                    self.ranks.device,
-                    self._candidates(own, listed),
-                    [end for end in ENDS if links.negatives.ends in ("both", end)],
-                )
-            if links.tops:
-                found |= self._ranking.metrics_per_source(
-                    decoder, SPLITS.index(split), owned, self.ranks.device, links.tops
-                )
-            return found
-        labels = self.labels[torch.from_numpy(own)]
-        return self.measured(self._outputs(model, rows, own), labels, task.loss, keep)
+        decoder = copy.deepcopy(model.decoder).float().eval()
+        owned = {str(end): rows[t].select(nodes[t]) for end, t in self._ntypes.items()}
+        if listed is not None and listed.lists.pairs is not None:
+            given = decoder, own, listed.global_ids(), owned, self.ranks.device
+            return self._ranking.metrics_among(*given)
+        found: dict[str, float] = {}
+        if links.ranks_edges:
+            found = self._ranking.metrics(
+                decoder,
+                own,
+                lambda some: self._of_sources(some, rows[self.etype[0]].select),
+                owned,
+                self.ranks.device,
+                self._candidates(own, listed),
+                [end for end in ENDS if links.negatives.ends in ("both", end)],
+            )
+        if links.tops:
+            found |= self._ranking.metrics_per_source(
+                decoder, SPLITS.index(split), owned, self.ranks.device, links.tops
+            )
+        return found
 
     @cached_property
     def _evaluation(self) -> Negatives | None:
@@ -356,11 +355,7 @@ class EdgePlane(PartitionPlane):
         if not self.control.max(len(own)):
             return
         own = own[np.argsort(edges.column(NUMBER)[own])]
-        if self.time is None:
-            rows = self.inference.represent(model.encoder, self._ends(own))
-            outputs = self._outputs(model, rows, own)
-        else:
-            outputs = self._timed_outputs(model, own)
+        outputs = self._outputs(model, own)
 
         def original(ntype: str, ids: np.ndarray) -> np.ndarray:
             rows = ids - self.shard.first(ntype)
@@ -412,10 +407,15 @@ class EdgePlane(PartitionPlane):
         (rows,) = ask_owners(ids, bounds, self.control, lambda own: [rows_of(own)])
         return rows[torch.from_numpy(place)]
 
-    def _outputs(self, model: EdgeModel, rows: Mapping[str, NodeRows], own: np.ndarray) -> Tensor:
-        """Return outputs of owned edges, float32 ``[n, out_features]``. Collective. ``rows``: node
-        type → rows of the edges' ends."""
+    def _outputs(self, model: EdgeModel, own: np.ndarray, *, again: bool = False) -> Tensor:
+        """Return outputs of owned edges, float32 ``[n, out_features]``; of edges with times each
+        from all that was before it. Collective. ``again``: see `Inference.represent`."""
         edges, device = self.edges, self.ranks.device
+        if self.time is not None:
+            links = self.config.task.of_links
+            found = self._decoded(model, own + self.edges.first, self._at_once)
+            return torch.cat([out[0].unsqueeze(1) if links else out for out in found])
+        rows = self.inference.represent(model.encoder, self._ends(own), again=again)
         decoder: Decoder = copy.deepcopy(model.decoder).float().eval()
         size = chunk_rows(rows[self.etype[2]].rows.shape[1])
         outputs = []
@@ -431,27 +431,14 @@ class EdgePlane(PartitionPlane):
             outputs.append(out.float().cpu())
         return torch.cat(outputs)
 
-    def _timed_outputs(self, model: EdgeModel, own: np.ndarray) -> Tensor:
-        """Return `_outputs` of edges at their times, each from all that was before it."""
-        links = self.config.task.of_links
-        found = self._decoded(model, own + self.edges.first, self._at_once)
-        return torch.cat([out[0].unsqueeze(1) if links else out for out in found])
-
     def _timed_metrics(
-        self,
-        model: EdgeModel,
-        own: np.ndarray,
-        given: Tensor | Negatives | ListedNegatives | None,
-        loss: Loss,
-        keep: Kept | None,
+        self, model: EdgeModel, own: np.ndarray, candidates: Negatives | ListedNegatives | None
     ) -> dict[str, float]:
-        """Return the metrics of edges at their times. Collective. ``given``: the edges' labels, or
-        for links the sampled or listed ranking candidates."""
+        """Return the metrics of edges at their times, each ranked among sampled or listed
+        candidates. Collective."""
         task = self.config.task
-        if not isinstance(task, LinkPrediction):
-            assert isinstance(given, Tensor)
-            return self.measured(self._timed_outputs(model, own), given, loss, keep)
-        draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
+        assert isinstance(task, LinkPrediction)
+        draws = (None, candidates) if isinstance(candidates, ListedNegatives) else (candidates,)
         positions = own + self.edges.first
         there, absent, counts = zip(*self._decoded(model, positions, self._at_once, *draws))
         both = [[torch.cat(some) for some in zip(*pieces)] for pieces in (absent, counts)]

@@ -162,24 +162,17 @@ class GraphPlane(Plane):
     ) -> Iterator[tuple[np.ndarray, Tensor, Tensor, np.ndarray]]:
         """Yield numbers, outputs ``[n, width]``, targets and splits of this rank's part of the
         requested graphs, in chunks."""
-        mine, splits = self._asked(request)
-        size = chunk_rows(width)
+        samples, chosen, size = self.samples, self._numbers(request.split), chunk_rows(width)
+        splits = np.full(samples.num, NO_SPLIT, np.int8)
+        for number, name in enumerate(SPLITS):
+            splits[samples.splits[name]] = number
+        if request.wanted is not None:
+            chosen = np.intersect1d(chosen, numbers_of(request.wanted, None, samples.num))
+        mine = self._mine(chosen)
         for start in range(0, len(mine), size):
             numbers = mine[start : start + size]
             outputs, y = self._outputs(task, numbers, run)
             yield numbers, outputs, y, splits[numbers]
-
-    def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of this rank's part of the requested graphs, ascending, and the splits
-        of all graphs; see `Predictions`."""
-        samples = self.samples
-        splits = np.full(samples.num, NO_SPLIT, np.int8)
-        for number, name in enumerate(SPLITS):
-            splits[samples.splits[name]] = number
-        chosen = self._numbers(request.split)
-        if request.wanted is not None:
-            chosen = np.intersect1d(chosen, numbers_of(request.wanted, None, samples.num))
-        return self._mine(chosen), splits
 
     def _mine(self, numbers: np.ndarray) -> np.ndarray:
         """Return this rank's part of some graphs."""
@@ -224,13 +217,24 @@ class GraphPlane(Plane):
 
     @cached_property
     def _maker(self) -> GraphBatchMaker:
-        train = self.samples.splits["train"]
+        train, config = self.samples.splits["train"], self.config
+        whole = config.model.takes_dgl
+        collate = Collate(
+            pattern=self.pattern,
+            inputs=self.inputs,
+            edge_inputs={} if whole else self.edge_inputs,
+            dtype=config.arithmetic.dtype,
+            whole=whole,
+            classes=self.out_features if config.task.classifies else None,
+            asked=self.job.others is not None,
+            labels=config.task.several_labels,
+        )
         return GraphBatchMaker(
             plan=seed_plan(self.job, len(train)),
             samples=self.samples,
             numbers=train,
             exchange=self.ranks.data,
-            collate=self._collate(),
+            collate=collate,
             note=blackbox.note,
         )
 
@@ -241,19 +245,6 @@ class GraphPlane(Plane):
     def _targets(self) -> Tensor:
         targets = self.samples.targets()
         return as_labels(targets, self._where) if self.config.task.several_labels else targets
-
-    def _collate(self) -> Collate:
-        config, whole = self.config, self.config.model.takes_dgl
-        return Collate(
-            pattern=self.pattern,
-            inputs=self.inputs,
-            edge_inputs={} if whole else self.edge_inputs,
-            dtype=config.arithmetic.dtype,
-            whole=whole,
-            classes=self.out_features if config.task.classifies else None,
-            asked=self.job.others is not None,
-            labels=config.task.several_labels,
-        )
 
     @cached_property
     def out_features(self) -> int:

@@ -32,6 +32,7 @@ from raygnn.worker.planes.prediction_rows import (
     node_splits,
     pick_ntype,
 )
+from raygnn.worker.planes.vocabulary import one_class_warnings
 
 
 class NodePlane(PartitionPlane):
@@ -167,7 +168,8 @@ class NodePlane(PartitionPlane):
     def warnings(self) -> list[str]:
         chosen = self._chosen("train")
         reached = self.unreached(self.ntype, self._ids(chosen), self._times(chosen))
-        return [*reached, *self.one_class(self._trained())]
+        own = one_class_warnings(self.job, self._trained(), self.out_features, self.control)
+        return [*reached, *own]
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """Return the assigned seeds, with ``own`` and ``share`` of `make_batches`. Collective.

@@ -40,7 +40,6 @@ from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
 from raygnn.worker.planes.vocabulary import (
     count_numbers,
     edge_reads,
-    one_class_warnings,
     relations,
 )
 
@@ -91,6 +90,8 @@ class PartitionPlane(Plane):
         def ntypes(self) -> list[str]: ...
         @property
         def labels(self) -> Tensor: ...
+        @property
+        def seed_type(self) -> str: ...
         def _chosen(self, split: str) -> np.ndarray: ...
 
     @classmethod
@@ -106,10 +107,6 @@ class PartitionPlane(Plane):
         inputs = read_inputs(job.config, shard)
         log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
         return cls(job, ranks, shard, inputs)
-
-    @property
-    def seed_type(self) -> str:
-        raise NotImplementedError
 
     def _finish(self, task: T) -> T:
         """Connect a task to this plane's embedding tables and ranks."""
@@ -195,13 +192,6 @@ class PartitionPlane(Plane):
         times = times_of(stored, f"node type {ntype!r}", self.time)
         self.clock.check(times, ntype, self.time)
         return times
-
-    def one_class(self, labels: Tensor) -> list[str]:
-        """Return warnings about the class that metrics are of. Collective. ``labels``: of this
-        rank's seeds for training."""
-        if not self.config.task.classifies:
-            return []
-        return one_class_warnings(self.job, labels, self.out_features, self.control)
 
     def unreached(self, ntype: str, ids: np.ndarray, times: np.ndarray | None) -> list[str]:
         """Return warnings about times, and if nearly no message reaches the training seeds.

@@ -214,8 +214,8 @@ def check(trained: CategoryNames, found: CategoryNames) -> None:
         for number, word in enumerate(now):
             if number < len(before) and before[number] == word:
                 continue
-            was = f"{before[number]!r} was" if number < len(before) else "there was none"
-            message = f"of {key}, {word!r} is number {number}, and when the model was trained {was}"
+            was = f"was {before[number]!r}" if number < len(before) else "did not exist"
+            message = f"category {number} of {key} is {word!r}, but {was} in training"
             raise DataError(message, remedy=_AGAIN)
 
 
