@@ -35,7 +35,6 @@ from machine import load, setting, table  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.tasks.clock import LastGradient, StepClock  # noqa: E402
-from raygnn.worker.callbacks import Phases  # noqa: E402
 from raygnn.worker.comm.guard import Guard  # noqa: E402
 from raygnn.worker.comm.reduction import Reduction  # noqa: E402
 from raygnn.worker.records import Closing, Records  # noqa: E402
@@ -44,7 +43,6 @@ from tests.support.small_jobs import train_on_ranks  # noqa: E402
 LIMIT = 2.0  # % of the steps
 KINDS = {
     "records": (Records, Closing, StepClock, LastGradient, Reduction),
-    "phases": (Phases,),
     "guard": (Guard,),
 }
 HOOKS = (

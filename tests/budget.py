@@ -55,19 +55,19 @@ LINES_TODAY = {
     "tasks": 2_860,
     "preflight": 2_568,
     "storage": 767,
-    "checkpoint": 1_753,
-    "worker": 8_352,
-    "driver": 4_031,
-    "prediction": 1_341,
+    "checkpoint": 1_752,
+    "worker": 8_275,
+    "driver": 4_021,
+    "prediction": 1_344,
     "search": 1_028,
-    "serving": 2_352,
+    "serving": 2_351,
     "runs": 4_392,
     "jobs": 1_182,
     "cli": 812,
-    "package": 60_281,
-    "tests": 60_623,
+    "package": 60_195,
+    "tests": 60_603,
 }
-MODULES, MODULES_TODAY = 189, 231
+MODULES, MODULES_TODAY = 189, 230
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
