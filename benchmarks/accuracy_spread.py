@@ -130,10 +130,10 @@ def rare(job: str, storage: str, train: Train, seeds: int) -> Iterator[tuple[lis
     """Rows; nothing is wanted of the differences."""
     graph = {**PLANTED["graph"], "nodes": 20_000, "degree": 20, "classes": 50, "noise": 8.0}
     data = load_graph(PlantedGraph(**{**graph, "train": 0.3}))
-    nodes, (edges,) = data.nodes["_N"].data, data.edges.values()
+    nodes = data.nodes["_N"].data
     nodes["label"] = (nodes["label"] == 0).astype(np.int64)
     file = Path(storage) / "rare.dgl"
-    write_graph(file, data.num_nodes, edges.src, edges.dst, nodes, {})
+    write_graph(file, data)
     own = ["sampling.batch_size=250", "train.epochs=10", "task.metric=average_precision"]
     own += [f"graph={{format: dgl, path: {file}}}", *_workers(2)]
     for name, changed in LOSSES:

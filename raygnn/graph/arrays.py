@@ -108,6 +108,16 @@ def element_bytes(array: Array | Tensor) -> memoryview:
     return np.ascontiguousarray(array.reshape(-1)).view(np.uint8).data
 
 
+def as_matrix(rows: Tensor) -> Tensor:
+    """Flatten the rows of a tensor ``[N, …]``: ``[N, F]``."""
+    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+
+
+def ranges(starts: Array, counts: Array) -> Array:
+    """Return ``start, start + 1, …`` of each range, one after the other."""
+    return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+
+
 def csr_rows(indptr: Array, num: int, error: Callable[[str], Exception]) -> Array:
     """Convert row pointers, checked, to the row of each entry, int64 ``[num]``."""
     check_row_pointers(indptr, num, error)

@@ -99,8 +99,7 @@ def choose(
         away = sum(int(stop - start) for start, stop in spans)
         reached = sum(int(np.count_nonzero(score[start:stop])) for start, stop in spans)
         count = min(int(share * away), reached)
-        bits = score.view(np.uint32)  # of nonnegative floats: in the same order
-        chosen[ntype] = _highest(bits, spans, count) if count else np.empty(0, np.int64)
+        chosen[ntype] = _highest(score, spans, count) if count else np.empty(0, np.int64)
     return chosen
 
 
@@ -129,41 +128,23 @@ def choose_near(
     return chosen
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
-def _highest(bits, spans, count):  # type: ignore[no-untyped-def]
-    """Return the ascending indices of the ``count`` highest, the first of equal ones. By counting,
-    so that only the result takes memory.
-
-    Args:
-        bits: uint32 ``[N]``; spans: int64 ``[K, 2]``, from which to choose.
-        count: from 1 to the number of candidates.
-    """
-    upper, lower = np.zeros(1 << 16, np.int64), np.zeros(1 << 16, np.int64)
-    for k in range(spans.shape[0]):
-        for i in range(spans[k, 0], spans[k, 1]):
-            upper[bits[i] >> 16] += 1
-    left, top = np.int64(count), len(upper) - 1
-    while upper[top] < left:
-        left -= upper[top]
-        top -= 1
-    for k in range(spans.shape[0]):
-        for i in range(spans[k, 0], spans[k, 1]):
-            if bits[i] >> 16 == top:
-                lower[bits[i] & 0xFFFF] += 1
-    rest = len(lower) - 1
-    while lower[rest] < left:
-        left -= lower[rest]
-        rest -= 1
-    limit = (top << 16) | rest
-    chosen = np.empty(count, np.int64)
-    at = 0
-    for k in range(spans.shape[0]):
-        for i in range(spans[k, 0], spans[k, 1]):
-            if bits[i] > limit or (bits[i] == limit and left > 0):
-                left -= np.int64(bits[i] == limit)
-                chosen[at] = i
-                at += 1
-    return chosen
+def _highest(score: np.ndarray, spans: np.ndarray, count: int) -> np.ndarray:
+    """Return the ascending indices of the ``count`` highest scores within ``spans [K, 2]``, the
+    first of equal ones. Memory: the result, and a few bytes for each node of a block of 2²⁶."""
+    starts = [(first, stop) for start, stop in spans for first in range(start, stop, _BLOCK)]
+    blocks = [(first, score[first : min(first + _BLOCK, stop)]) for first, stop in starts]
+    top = np.empty(0, np.float32)
+    for _, block in blocks:
+        top = np.append(top, block)
+        top = np.partition(top, -min(count, len(top)))[-count:]
+    limit = top.min()
+    left = count - np.count_nonzero(top > limit)
+    chosen = []
+    for first, block in blocks:
+        equal = np.flatnonzero(block == limit)[:left]
+        left -= len(equal)
+        chosen.append(np.sort(np.append(np.flatnonzero(block > limit), equal)) + first)
+    return np.concatenate(chosen)
 
 
 @njit(cache=True, nogil=True, boundscheck=False)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import as_matrix
 from raygnn.graph.collection.mapped_collection import Collection, Sample
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.sampling.batch import GraphBatch, Note, silent
@@ -94,8 +95,10 @@ class Collate:
     ) -> tuple[dict[K, Tensor], dict[K, dict[str, Tensor]]]:
         x, categories = {}, {}
         for kind, chosen in inputs.items():
-            parts = [self._column(kind, name, samples).flatten(1) for name in chosen.plain]
-            parts += [self._scaled(kind, name, samples) for name in chosen.scaled]
+            parts = [self._column(kind, name, samples) for name in chosen.plain]
+            for name in chosen.scaled:
+                scale = self._column(kind, name + SCALE, samples)
+                parts.append(self._column(kind, name, samples) * scale)
             if parts:
                 x[kind] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             if chosen.categories:
@@ -134,11 +137,7 @@ class Collate:
 
     def _column(self, kind: Hashable, name: str, samples: Sequence[Sample]) -> Tensor:
         joined = _join([self._array(s, kind, name).to(self.dtype) for s in samples])
-        return joined.unsqueeze(1) if joined.dim() == 1 else joined
-
-    def _scaled(self, kind: Hashable, name: str, samples: Sequence[Sample]) -> Tensor:
-        scale = self._column(kind, name + SCALE, samples)
-        return self._column(kind, name, samples).flatten(1) * scale.flatten(1)
+        return as_matrix(joined)
 
     def _all(
         self, pattern: Mapping[K, Mapping[str, Tensor]], samples: Sequence[Sample]
@@ -188,7 +187,7 @@ def check_schema(
 
     def unlike(found: str, expected: str) -> DataError:
         return DataError(
-            f"the graphs have {found}, those of the training {expected}",
+            f"the graphs have {found}, the training graphs {expected}",
             where=str(meta.directory),
             remedy="give them the schema of the graphs that the model was trained on",
         )

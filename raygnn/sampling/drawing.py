@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, uint64
 
-from raygnn.sampling.kernels import COMPILE, below, hash_slots, mix, prefetch, take_lists
+from raygnn.sampling.kernels import COMPILE, below, find, hash_slots, mix, prefetch, take_lists
 
 ALL = -1  # a fanout that takes every neighbour
 
@@ -206,12 +206,9 @@ def lists_of(keys, values, nodes):  # type: ignore[no-untyped-def]
     starts = np.searchsorted(keys, distinct)
     for i in range(starts.shape[0]):
         indptr[i] = starts[i]
-    mask = uint64(table.shape[0] - 1)
     numbers = np.full(nodes.shape[0], distinct.shape[0], np.int64)
     for i in range(nodes.shape[0]):
-        at = mix(uint64(nodes[i])) & mask
-        while table[at] >= 0 and table[at] != nodes[i]:
-            at = (at + uint64(1)) & mask
+        at = find(table, nodes[i])
         if table[at] >= 0:
             numbers[i] = first[at]
     return take_lists(indptr, values, numbers)

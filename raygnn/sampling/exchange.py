@@ -86,7 +86,7 @@ class Exchange:
             columns: K tensors, rows by destination rank; the k-th has the same dtype and row shape
                 on every rank.
             send, receive: int64 ``[W, K]``, rows to and from each rank.
-            out: contiguous tensors to receive into; None = new ones.
+            out: contiguous tensors to receive into, all on one device; None = new ones.
 
         Returns:
             K tensors, rows by source rank.
@@ -95,55 +95,34 @@ class Exchange:
             if out is not None:
                 return [room.copy_(column) for room, column in zip(out, columns)]
             return [column.to(self.device) for column in columns]
-        if len(columns) == 1:
-            (column,) = columns
-            if out is None:
-                shape = int(receive.sum()), *column.shape[1:]
-                out = [torch.empty(shape, dtype=column.dtype, device=self.device)]
-            return [self.rows(column, send[:, 0].tolist(), receive[:, 0].tolist(), out[0])]
+        rooms = out if out is not None and out[0].device == self.device else None
         widths = np.array([row_bytes(column) for column in columns])
-        split = [column.split(rows) for column, rows in zip(columns, send.T.tolist())]
-        packed = torch.cat([_as_bytes(piece) for row in zip(*split) for piece in row])
-        arriving = receive * widths
-        buffer = torch.empty(int(arriving.sum()), dtype=torch.uint8, device=self.device)
+        arriving, single = receive * widths, len(columns) == 1
+        if single:  # is not packed
+            shape, dtype = (int(receive.sum()), *columns[0].shape[1:]), columns[0].dtype
+            came = list(rooms or [torch.empty(shape, dtype=dtype, device=self.device)])
+            packed, buffer = _as_bytes(columns[0]), _as_bytes(came[0])
+        else:
+            split = [column.split(rows) for column, rows in zip(columns, send.T.tolist())]
+            packed = torch.cat([_as_bytes(piece) for row in zip(*split) for piece in row])
+            buffer = torch.empty(int(arriving.sum()), dtype=torch.uint8, device=self.device)
         self._all_to_all(
             buffer,
             packed.to(self.device),
             arriving.sum(1).tolist(),
             (send * widths).sum(1).tolist(),
         )
-        pieces = buffer.split(arriving.ravel().tolist())
-        came = []
-        for k, column in enumerate(columns):
-            parts = [_from_bytes(piece, column) for piece in pieces[k :: len(columns)]]
-            if out is None or out[k].device == self.device:
-                came.append(torch.cat(parts, out=None if out is None else out[k]))
-            else:
-                came.append(out[k].copy_(torch.cat(parts)))
-        return came
-
-    def rows(
-        self, values: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor
-    ) -> Tensor:
-        """Exchange one tensor as `columns` does, received directly in ``out``.
-
-        Args:
-            values: ``[sum(send), …]``, any dtype.
-            send, receive: rows to and from each rank.
-            out: ``[sum(receive), …]`` contiguous, on any device.
-        """
-        if self.world.size == 1:
-            return out.copy_(values)
-        width = row_bytes(values)
-        direct = out.device == self.device
-        came = out if direct else torch.empty_like(out, device=self.device)
-        self._all_to_all(
-            _as_bytes(came),
-            _as_bytes(values.to(self.device)),
-            [int(n) * width for n in receive],
-            [int(n) * width for n in send],
-        )
-        return out if direct else out.copy_(came)
+        if not single:
+            pieces = buffer.split(arriving.ravel().tolist())
+            parts = [
+                [_from_bytes(piece, column) for piece in pieces[k :: len(columns)]]
+                for k, column in enumerate(columns)
+            ]
+            outs: Sequence[Tensor | None] = rooms or [None] * len(columns)
+            came = [torch.cat(each, out=room) for each, room in zip(parts, outs)]
+        if out is None or rooms is not None:
+            return came
+        return [room.copy_(rows) for room, rows in zip(out, came)]
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum ``values`` over all ranks, in place."""
@@ -423,15 +402,15 @@ class RowRoutes:
     Attributes:
         num: node type → number of rows received.
         order: int64 ``[R]``: index, among the named nodes of all types, of each received row.
-        receive, send: rows from and to each rank, ``[W]``.
+        receive, send: rows from and to each rank, int64 ``[W, 1]``.
         given: node type → int64 ``[G_t]``, requested rows, relative to this rank's first; places:
             the position of each among the rows sent.
     """
 
     num: dict[str, int]
     order: Tensor
-    receive: list[int]
-    send: list[int]
+    receive: np.ndarray
+    send: np.ndarray
     given: dict[str, Tensor]
     places: dict[str, Tensor]
 
@@ -464,8 +443,8 @@ def route_rows(
     return RowRoutes(
         num={t: len(rows) for t, rows in nodes.items()},
         order=torch.from_numpy(order),
-        receive=counts.sum(1).tolist(),
-        send=asked.sum(1).tolist(),
+        receive=counts.sum(1, keepdims=True),
+        send=asked.sum(1, keepdims=True),
         given={t: rows - int(bounds[t][rank]) for t, rows in came.items()},
         places={t: torch.from_numpy(np.flatnonzero(kinds == i)) for i, t in enumerate(nodes)},
     )

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import as_matrix
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.mapped import map_table, use_large_pages
 from raygnn.graph.staging.shard import Shard, TableLayout
@@ -71,8 +72,6 @@ class BufferRing:
 
     def gather(self, name: str, table: Tensor, index: Tensor) -> Tensor:
         """Return ``table[index]``. ``name`` distinguishes buffers of different shapes."""
-        if not self.depth and not self.pinned:
-            return table.index_select(0, index)
         shape = (len(index), *table.shape[1:])
         return torch.index_select(table, 0, index, out=self.take(name, shape, table.dtype))
 
@@ -132,7 +131,7 @@ class FeatureStore:
         self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self._layouts.items()}
         self.whole = all((self._layouts[t].starts >= 0).all() for t in self._tables)
         # fetched rows are stored after the permanent ones
-        self._base = {t: layout.room for t, layout in self._layouts.items()}
+        self._base = {t: layout.permanent for t, layout in self._layouts.items()}
         nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
         self._cache = dict.fromkeys(bounds, nothing)
 
@@ -144,15 +143,15 @@ class FeatureStore:
         """Return the bytes of one row, over all columns."""
         return sum(map(row_bytes, self._tables.get(ntype, {}).values()))
 
-    def room(self, ntype: str) -> int:
+    def permanent(self, ntype: str) -> int:
         """Return the number of slots with rows of this host's ranks and cached rows."""
-        return self._layouts[ntype].room
+        return self._layouts[ntype].permanent
 
     def here(self, ntype: str) -> FeatureTable:
-        """Return the columns of a node type, ``[room, …]``, without slots of fetched rows; at least
-        one slot, which may be unused."""
-        room = max(1, self.room(ntype))
-        return {name: column[:room] for name, column in self._tables.get(ntype, {}).items()}
+        """Return the columns of a node type, ``[permanent, …]``, without slots of fetched rows; at
+        least one slot, which may be unused."""
+        permanent = max(1, self.permanent(ntype))
+        return {name: column[:permanent] for name, column in self._tables.get(ntype, {}).items()}
 
     def shifts(self, ntype: str) -> np.ndarray:
         """Return slot minus id of the rows of each rank on this host, int64 ``[W]``."""
@@ -177,7 +176,7 @@ class FeatureStore:
             at = number * _FILL_AT_ONCE
             self._base = {t: self._layouts[t].cached + low + at for t, (low, _) in mine.items()}
             self._slots({t: ids[at : at + _FILL_AT_ONCE] for t, (_, ids) in mine.items()})
-        self._base = {t: layout.room for t, layout in self._layouts.items()}
+        self._base = {t: layout.permanent for t, layout in self._layouts.items()}
         self.remote = 0  # counts rows of batches only
         for ntype, ids in wanted.items():
             keys, slots = nobody, nobody
@@ -255,13 +254,13 @@ class FeatureStore:
         return halves
 
     def _rows(
-        self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None
+        self, slots: Mapping[str, Tensor], out: Mapping[str, Tensor] | None = None
     ) -> FeatureRows:
         rows: FeatureRows = {t: {} for t in self.ntypes}
         for ntype, table in self._tables.items():
             for name, column in table.items():
-                if name == FEATURES and room and ntype in room:
-                    gathered = torch.index_select(column, 0, slots[ntype], out=room[ntype])
+                if name == FEATURES and out and ntype in out:
+                    gathered = torch.index_select(column, 0, slots[ntype], out=out[ntype])
                 else:
                     gathered = self._ring.gather(f"{ntype}/{name}", column, slots[ntype])
                 rows[ntype][name] = gathered
@@ -276,9 +275,9 @@ class FeatureStore:
         """Return the slots of rows, and the rows to fetch first.
 
         Returns:
-            ``(slots, missing, counts)``: node type → int64 ``[n]``; node type → the distinct ids
-            to fetch, by owner, the j-th of which has the slot ``room + j``; and how many of them
-            each rank owns, int64 ``[W, T]``.
+            ``(slots, missing, counts)``: node type → int64 ``[n]``; node type → the distinct ids to
+            fetch, by owner, the j-th with the slot ``permanent + j``; and the number that each rank
+            owns, int64 ``[W, T]``.
         """
         slots, missing = {}, {}
         counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
@@ -538,9 +537,9 @@ class _TableBuilder:
     def copied(self, ntype: str, column: str, rows: Tensor, *, large: bool = False) -> None:
         """Add a column; each rank copies its rows into the host's shared memory."""
         layout = self.layouts[ntype]
-        with self.hosts[ntype].memory(layout.room * row_bytes(rows)) as handle:
+        with self.hosts[ntype].memory(layout.permanent * row_bytes(rows)) as handle:
             shape = rows.dtype, rows.shape[1:], layout.total
-            table = map_table(*shape, shared=layout.room, handle=handle, large=large)
+            table = map_table(*shape, shared=layout.permanent, handle=handle, large=large)
         start = int(layout.starts[self.shard.rank])
         own = table[start : start + len(rows)].copy_(rows)
         if large and handle is not None:
@@ -550,12 +549,12 @@ class _TableBuilder:
     def _stored(self, ntype: str, column: str, names: Sequence[str], dtype: torch.dtype) -> None:
         rows = self.shard.rows(ntype, names, dtype)  # staged now, before other ranks open them
         if self.resident:
-            self.copied(ntype, column, _matrix(rows), large=True)
+            self.copied(ntype, column, as_matrix(rows), large=True)
             return
         layout = self.layouts[ntype]
-        with self.hosts[ntype].memory(layout.room * row_bytes(rows)) as handle:
+        with self.hosts[ntype].memory(layout.permanent * row_bytes(rows)) as handle:
             table = self.shard.table(ntype, names, dtype, layout, handle)
-        self.tables[ntype][column] = _matrix(table)
+        self.tables[ntype][column] = as_matrix(table)
 
 
 def assemble(
@@ -588,7 +587,3 @@ def assemble(
             since = until[ntype].to(times.device) - times
             categories[ntype][name] = since.clamp_(min=0)
     return x, categories
-
-
-def _matrix(rows: Tensor) -> Tensor:
-    return rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)

@@ -112,6 +112,16 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
+def find(keys, key):  # type: ignore[no-untyped-def]
+    """Return the place of a key in a table of `hash_slots`; a free one if it has none."""
+    mask = uint64(keys.shape[0] - 1)
+    at = mix(uint64(key)) & mask
+    while keys[at] >= 0 and keys[at] != key:
+        at = (at + uint64(1)) & mask
+    return at
+
+
+@njit(inline="always")
 def _owner(bounds, node):  # type: ignore[no-untyped-def]
     """Return the rank that owns a node. `np.searchsorted` would take numba 0.2 s to compile."""
     low, high = 0, bounds.shape[0] - 1
@@ -150,7 +160,6 @@ def locate(ids, bounds, starts, cache_ids, cache_slots, base):  # type: ignore[n
     first, last = bounds[low], bounds[high]
     slots = np.empty(n, np.int64)
     counts = np.zeros(ranks, np.int64)
-    away = np.int64(0)
     for i in range(n):
         node = ids[i]
         slots[i] = -1
@@ -160,35 +169,12 @@ def locate(ids, bounds, starts, cache_ids, cache_slots, base):  # type: ignore[n
                 owner += 1
             if starts[owner] >= 0:
                 slots[i] = starts[owner] + node - bounds[owner]
-        if slots[i] < 0:
-            away += 1
-    if away == 0:
-        return slots, np.empty(0, np.int64), counts, np.int64(0), np.int64(0)
-    size = np.int64(16)
-    while size < 2 * away:
-        size *= 2
-    mask = uint64(size - 1)
-    table = np.full(size, -1, np.int64)
-    remote = np.empty(away, np.int64)
-    found = np.int64(0)
-    for i in range(n):
-        if slots[i] < 0:
-            node = ids[i]
-            at = mix(uint64(node)) & mask
-            while table[at] >= 0 and remote[table[at]] != node:
-                at = (at + uint64(1)) & mask
-            if table[at] < 0:
-                table[at] = found
-                remote[found] = node
-                found += 1
-            slots[i] = -1 - table[at]
-    hits = np.int64(0)
+    away = np.flatnonzero(slots < 0)
+    remote, number = relabel(ids[:0], ids[away])
+    found, hits = remote.shape[0], np.int64(0)
     place = np.empty(found, np.int64)
-    cache_mask = uint64(cache_ids.shape[0] - 1)
     for j in range(found):
-        at = mix(uint64(remote[j])) & cache_mask
-        while cache_ids[at] >= 0 and cache_ids[at] != remote[j]:
-            at = (at + uint64(1)) & cache_mask
+        at = find(cache_ids, remote[j])
         if cache_ids[at] >= 0:
             place[j] = cache_slots[at]
             hits += 1
@@ -206,9 +192,8 @@ def locate(ids, bounds, starts, cache_ids, cache_slots, base):  # type: ignore[n
             wanted[turn[owner]] = remote[j]
             place[j] = base + turn[owner]
             turn[owner] += 1
-    for i in range(n):
-        if slots[i] < 0:
-            slots[i] = place[-1 - slots[i]]
+    for i in range(away.shape[0]):
+        slots[away[i]] = place[number[i]]
     return slots, wanted, counts, found, hits
 
 
@@ -219,12 +204,9 @@ def hash_slots(ids, first):  # type: ignore[no-untyped-def]
     size = np.int64(16)
     while size < 2 * ids.shape[0]:
         size *= 2
-    mask = uint64(size - 1)
     keys, slots = np.full(size, -1, np.int64), np.empty(size, np.int64)
     for i in range(ids.shape[0]):
-        at = mix(uint64(ids[i])) & mask
-        while keys[at] >= 0:
-            at = (at + uint64(1)) & mask
+        at = find(keys, ids[i])
         keys[at] = ids[i]
         slots[at] = first + i
     return keys, slots

@@ -9,13 +9,14 @@ original numbers. Only ``local`` depends on ownership.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from raygnn.config.task import NegativesConfig
+from raygnn.graph.arrays import ranges
 from raygnn.graph.data import NegativeLists
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import Exchange
@@ -50,9 +51,7 @@ class KnownEdges:
         """Return pairs of a query's number and a node, for queries ``[Q]``."""
         low = np.searchsorted(self.keys, keys, side="left")
         count = np.searchsorted(self.keys, keys, side="right") - low
-        query = np.repeat(np.arange(len(keys)), count)
-        within = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
-        return query, self.nodes[np.repeat(low, count) + within]
+        return np.repeat(np.arange(len(keys)), count), self.nodes[ranges(low, count)]
 
     def among(self, keys: np.ndarray, nodes: np.ndarray) -> np.ndarray:
         """Return which of ``nodes [K]`` form an edge with each query, bool ``[Q, K]``."""
@@ -72,8 +71,8 @@ class Negatives:
         config: ``task.negatives``.
         seed: of the run.
         number: nodes per sample; 0 = as in ``config``.
-        weights: end → int64 ``[N]``, number of training edges that a node is that end of, in the
-            order of the user's graph; for ``degree``.
+        sums: end → float64 ``[N]``, cumulative sampling weights, in the order of the user's graph;
+            for ``degree``.
         ids: node type → global ids ``[N]`` in the order of the user's graph; for ``uniform`` and
             ``degree``.
         own: node type → this rank's first node and number of nodes; for ``local``.
@@ -87,19 +86,16 @@ class Negatives:
     config: NegativesConfig
     seed: int
     number: int = 0
-    weights: InitVar[Mapping[End, np.ndarray] | None] = None
+    sums: Mapping[End, np.ndarray] = field(default_factory=dict)
     ids: Mapping[str, np.ndarray] = field(default_factory=dict)
     own: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     known: Mapping[End, KnownEdges] = field(default_factory=dict)
     relations: int = 1
     log_q: Mapping[End, np.ndarray] = field(default_factory=dict)
 
-    def __post_init__(self, weights: Mapping[End, np.ndarray] | None) -> None:
+    def __post_init__(self) -> None:
         self.number = self.number or self.config.number
         self._ends = [end for end in ENDS if self.config.ends in ("both", end)]
-        self._sums = {
-            end: np.cumsum(w.astype(np.float64) ** _POWER) for end, w in (weights or {}).items()
-        }
 
     @property
     def in_batch(self) -> bool:
@@ -158,7 +154,7 @@ class Negatives:
         ids = self.ids[ntype]
         if kind == "uniform":
             return ids[(place * len(ids)).astype(np.int64)].astype(np.int64)
-        sums = self._sums[end]
+        sums = self.sums[end]
         at = np.searchsorted(sums, place * sums[-1], side="right")
         return ids[np.minimum(at, len(ids) - 1)].astype(np.int64)
 
@@ -185,7 +181,7 @@ def make_negatives(
     seed = seed if ends else derive_key(seed, _RANKED)
     degrees: dict[End, np.ndarray] = {}
     log_q, ids = dict[End, np.ndarray](), dict[str, np.ndarray]()
-    weights, own = dict[End, np.ndarray](), dict[str, tuple[int, int]]()
+    sums, own = dict[End, np.ndarray](), dict[str, tuple[int, int]]()
     if config.kind == "degree" or config.correct:
         for end, ntype in ntypes.items():
             counts = np.bincount(ends[end], minlength=shard.num_nodes(ntype))
@@ -197,8 +193,9 @@ def make_negatives(
         own = {t: _own(shard, t) for t in ntypes.values()}
     elif config.kind != "in_batch":
         ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
-        weights = {end: each[ids[ntypes[end]]] for end, each in degrees.items()}
-    draws = weights, ids, own
+        for end, each in degrees.items():
+            sums[end] = np.cumsum(each[ids[ntypes[end]]].astype(np.float64) ** _POWER)
+    draws = sums, ids, own
     return Negatives(ntypes, config, seed, number, *draws, known or {}, relations, log_q)
 
 

@@ -127,8 +127,8 @@ class Embeddings:
         (routes, leaf), self._joined = self._joined, None
         own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         values = own.to(self._device).index_select(0, routes.order)
-        came = values.new_empty((sum(routes.send), self.dim))
-        self.exchange.rows(values, routes.receive, routes.send, came)
+        came = values.new_empty((int(routes.send.sum()), self.dim))
+        self.exchange.columns([values], routes.receive, routes.send, [came])
         if self._kept is not None:
             came.mul_(self._kept)
         self._came.append((routes, came))
@@ -220,7 +220,7 @@ class Embeddings:
 
     def _fetch(self, routes: RowRoutes, epoch: int, step: int) -> Tensor:
         """Fetch a batch's rows of all types, ``[R, dim]``, in the order of its nodes."""
-        answer = torch.empty(sum(routes.send), self.dim, device=self._device)
+        answer = torch.empty(int(routes.send.sum()), self.dim, device=self._device)
         for ntype, rows in self.rows.items():
             answer[routes.places[ntype]] = rows.detach().index_select(0, routes.given[ntype])
         if self._dropout:
@@ -232,9 +232,9 @@ class Embeddings:
                 self._kept[routes.places[ntype]] = factors.to(self._device)
             answer.mul_(self._kept)
         came = answer.new_empty((len(routes.order), self.dim))
-        self.exchange.rows(answer, routes.send, routes.receive, came)
+        self.exchange.columns([answer], routes.send, routes.receive, [came])
         self.read += len(came)
-        self.remote += len(came) - routes.receive[self.exchange.world.rank]
+        self.remote += len(came) - int(routes.receive[self.exchange.world.rank, 0])
         named = torch.empty_like(came)
         named[routes.order] = came
         return named

@@ -42,14 +42,14 @@ def test_labels_are_read(tmp_path: Path) -> None:
         "z": torch.rand(2, 3, dtype=torch.float64),
         "half": torch.rand(2).bfloat16(),
     }
-    with open_graphs(save(tmp_path / "g.bin", [graph, graph], labels)) as file:
-        assert file.count == 2
-        assert file.labels.keys() == labels.keys()
+    with open_graphs(save(tmp_path / "g.bin", [graph, graph], labels)) as (count, found, graphs):
+        assert count == 2
+        assert found.keys() == labels.keys()
         for name, label in labels.items():
-            assert torch.equal(torch.as_tensor(file.labels[name]), label), name
-        assert len(list(file.graphs)) == 2
-    with open_graphs(save(tmp_path / "g.bin", [graph])) as file:
-        assert file.labels == {}
+            assert torch.equal(torch.as_tensor(found[name]), label), name
+        assert len(list(graphs)) == 2
+    with open_graphs(save(tmp_path / "g.bin", [graph])) as (_, found, _):
+        assert found == {}
 
 
 @pytest.mark.dgl

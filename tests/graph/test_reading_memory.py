@@ -24,10 +24,10 @@ from raygnn.errors import DataError
 from raygnn.graph import available_memory
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.outofcore.graph_stages import Size, needs
-from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import input_files, load_graph, reading_bytes
 from raygnn.graph.tables.reader import TableReader
+from tests.support.builders import write_homogeneous
 from tests.support.hostile import assert_refused, outcomes
 from tests.support.tables_builder import changed, write_shop
 
@@ -67,7 +67,7 @@ def write_big_dgl(place: Path) -> GraphConfig:
     arrays = drawn()
     data = {"feat": arrays["node_features"], "label": arrays["node_labels"],
             "train_mask": arrays["train_masks"]}  # fmt: skip
-    write_graph(place / "big.dgl", NODES, *np.ascontiguousarray(arrays["edges"].T), data, {})
+    write_homogeneous(place / "big.dgl", NODES, *np.ascontiguousarray(arrays["edges"].T), data)
     return DglGraph(format="dgl", path=place / "big.dgl")
 
 
@@ -270,7 +270,7 @@ def test_numbers_that_float32_does_not_hold_are_named(tmp_path: Path) -> None:
     random["node_features"] = random["node_features"].astype(np.float64)
     random["node_features"][7, 3] = -1e300
     data = {"feat": random["node_features"], "train_mask": random["train_masks"]}
-    write_graph(tmp_path / "a.dgl", NODES, *np.ascontiguousarray(random["edges"].T), data, {})
+    write_homogeneous(tmp_path / "a.dgl", NODES, *np.ascontiguousarray(random["edges"].T), data)
     with pytest.raises(DataError, match=r"column 3 is -1e\+300") as caught:
         load_graph(DglGraph(format="dgl", path=tmp_path / "a.dgl"))
     assert str(caught.value.where).endswith("_N/feat, row 7")

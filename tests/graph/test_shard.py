@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, EdgeType, GraphData, etype_str
-from raygnn.graph.partition.dgl_format import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.partition.dgl_format import read_graphs, read_tensors, write_tensors
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.parts import Staged
 from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
+from tests.support.builders import write_homogeneous
 from tests.support.graphs import TYPED, partitioned, random_graph, typed_graph
 from tests.support.parted import assert_same_data, graphs, in_edges, load_all, original_ids
 
@@ -113,7 +114,7 @@ def shuffled(meta: PartitionMeta, edges_too: bool) -> PartitionMeta:
     (meta.directory / "raygnn.json").unlink()
     for part, files in enumerate(meta.files):
         (graph,) = read_graphs(files.graph)  # type: ignore[arg-type]
-        src, dst, _ = graph.relations[0].formats["coo"]
+        src, dst = graph.relations[0].src, graph.relations[0].dst
         order = rng.permutation(len(src))
         edata: dict[str, Any] = {name: a[order] for name, a in graph.edata[0].items()}
         if edges_too:
@@ -128,14 +129,8 @@ def shuffled(meta: PartitionMeta, edges_too: bool) -> PartitionMeta:
                 moved[torch.from_numpy(new - first)] = torch.as_tensor(values)
                 frames[name] = moved
             write_tensors(Path(str(files.edge_feats)), frames)
-        write_graph(
-            Path(str(files.graph)),
-            graph.num_nodes[0],
-            src[order],
-            dst[order],
-            graph.ndata[0],
-            edata,
-        )
+        ends, file = (src[order], dst[order]), Path(str(files.graph))
+        write_homogeneous(file, graph.num_nodes[0], *ends, graph.ndata[0], edata)
     return read_meta(meta.directory)
 
 
@@ -198,7 +193,7 @@ def test_tables(tmp_path: Path) -> None:
                     here = table[start : start + other.owned("item")]
                     assert start < 0 or torch.equal(here, torch.cat(wanted, 1))
                 assert not table[layout.cached : layout.cached + 3].any()
-                assert not table[layout.room :].any()
+                assert not table[layout.permanent :].any()
                 table.fill_(9)  # stays in this process, and in this table
             again = shard.rows("item", ["image"], torch.bfloat16)
             assert torch.equal(again.view(-1, 2, 3), shard.node_data["item"]["image"])

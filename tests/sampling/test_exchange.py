@@ -35,9 +35,9 @@ def _everything(exchange: Exchange) -> None:
         sent = exchange.sent_bytes
         routes = route_rows(ids, bounds, exchange)
         assert routes.num == {t: len(each) for t, each in ids.items()}
-        assert sum(routes.receive) == sum(map(len, ids.values())) == len(routes.order)
+        assert routes.receive.sum() == sum(map(len, ids.values())) == len(routes.order)
         owned = {t: np.arange(b[rank], b[rank + 1]) for t, b in bounds.items()}
-        answer = torch.full((sum(routes.send), 1), -1.0)
+        answer = torch.full((int(routes.send.sum()), 1), -1.0)
         for number, ntype in enumerate(COUNTS):
             given = owned[ntype][routes.given[ntype].numpy()]  # none is of another rank
             values = torch.from_numpy(given + 1000.0 * number).float().unsqueeze(1)
@@ -45,7 +45,7 @@ def _everything(exchange: Exchange) -> None:
         assert (answer >= 0).all()
         before = exchange.messages
         came = torch.empty(len(routes.order), 1)
-        exchange.rows(answer, routes.send, routes.receive, came)
+        exchange.columns([answer], routes.send, routes.receive, [came])
         assert exchange.messages - before == (size > 1)
         named = torch.empty_like(came)
         named[routes.order] = came

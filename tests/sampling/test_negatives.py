@@ -138,8 +138,8 @@ def test_draws_depend_on_seed_epoch_step_and_end(kind: Any) -> None:
     """Samples of both ends differ even if the ends are of one type."""
     config = NegativesConfig(kind=kind, number=30)
     ntypes: Any = {"source": "_N", "target": "_N"}
-    weights: Any = dict.fromkeys(ntypes, np.ones(1000, np.int64))
-    given: Any = {"weights": weights, "ids": {"_N": np.arange(1000)}, "own": {"_N": (50, 900)}}
+    sums: Any = dict.fromkeys(ntypes, np.arange(1.0, 1001))
+    given: Any = {"sums": sums, "ids": {"_N": np.arange(1000)}, "own": {"_N": (50, 900)}}
 
     def drawn(seed: int, epoch: int, step: int) -> dict[str, np.ndarray]:
         nobody = dict.fromkeys(ntypes, np.empty(0, np.int64))

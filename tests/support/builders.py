@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from raygnn.config.graph import DatasetGraph, DglGraph, GraphConfig, PlantedGraph
 from raygnn.config.task import TaskConfig
 from raygnn.errors import InputError
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition.dgl_format import write_graph
 
 SECTIONS = {"dataset": DatasetGraph, "dgl": DglGraph, "planted": PlantedGraph}
@@ -37,6 +38,14 @@ def graph_config(section: dict[str, Any]) -> GraphConfig:
 # --- dgl -----------------------------------------------------------------------------------
 
 
+def write_homogeneous(
+    path: Path, num: int, src: Any, dst: Any, ndata: dict[str, Any], edata: Any = None
+) -> None:
+    """Write a graph of one node type and one edge type as ``dgl.save_graphs`` does."""
+    edges = {DEFAULT_ETYPE: EdgeFrame(src, dst, edata or {})}
+    write_graph(path, GraphData("", {DEFAULT_NTYPE: NodeFrame(num, ndata)}, edges))
+
+
 def write_dgl(
     directory: Path, /, src: Any = (0, 1, 2, 3), dst: Any = (1, 2, 3, 0), **data: Any
 ) -> dict[str, Any]:
@@ -50,7 +59,7 @@ def write_dgl(
     }
     path = directory / "tiny.dgl"
     ndata = {name: array for name, array in {**ndata, **data}.items() if array is not None}
-    write_graph(path, 4, np.array(src), np.array(dst), ndata, {})
+    write_homogeneous(path, 4, np.array(src), np.array(dst), ndata)
     return {"format": "dgl", "path": str(path)}
 
 

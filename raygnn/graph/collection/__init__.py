@@ -90,16 +90,12 @@ class PackedNodes(Section):
     data: dict[str, PackedArray]
 
 
-class PackedEdges(Section):
+class PackedEdges(PackedNodes):
     """The edges of one type, likewise; ``src`` and ``dst`` number the nodes within each graph."""
 
     etype: Annotated[tuple[str, str, str], Field(strict=False)]
-    num: _Natural
-    largest: _Natural
-    offsets: PackedArray
     src: PackedArray
     dst: PackedArray
-    data: dict[str, PackedArray]
 
 
 class CollectionMeta(Section):

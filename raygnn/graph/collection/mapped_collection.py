@@ -150,26 +150,16 @@ class Collection:
     def __getitem__(self, number: int) -> Sample:
         if not 0 <= number < self.num:
             raise IndexError(f"graph {number} of {self.num}")
-        edges: dict[EdgeType, tuple[Tensor, Tensor]] = {}
-        edge_data: dict[EdgeType, dict[str, Tensor]] = {}
-        for etype, frames in self._edges.items():
-            src, dst = frames.ends
-            first, last = frames.rows(number)
-            edges[etype] = (
-                torch.from_numpy(src[first:last].astype(np.int64)),
-                torch.from_numpy(dst[first:last].astype(np.int64)),
-            )
-            edge_data[etype] = frames.data(first, last)
-        num_nodes: dict[str, int] = {}
-        node_data: dict[str, dict[str, Tensor]] = {}
-        for ntype, frames in self._nodes.items():
-            first, last = frames.rows(number)
-            num_nodes[ntype] = last - first
-            node_data[ntype] = frames.data(first, last)
         y = None
         if self._labels is not None:
             y = _copied(self._labels[number : number + 1], self._dtype)[0]
-        return Sample(num_nodes, edges, node_data, edge_data, y)
+        return Sample(
+            {t: int(f.offsets[number + 1] - f.offsets[number]) for t, f in self._nodes.items()},
+            {e: frames.edges(number) for e, frames in self._edges.items()},
+            {t: frames.data(number) for t, frames in self._nodes.items()},
+            {e: frames.data(number) for e, frames in self._edges.items()},
+            y,
+        )
 
 
 def open_collection(config: Config, directory: AnyPath, *, others: bool = False) -> Collection:
@@ -183,7 +173,7 @@ def open_collection(config: Config, directory: AnyPath, *, others: bool = False)
 
 
 class _MappedFrames:
-    def __init__(self, meta: CollectionMeta, kind: PackedNodes | PackedEdges):
+    def __init__(self, meta: CollectionMeta, kind: PackedNodes):
         self.offsets = _map(meta, kind.offsets, meta.num_graphs + 1)
         file = meta.directory / kind.offsets.file
         check_row_pointers(self.offsets, kind.num, lambda reason: damaged(file, reason))
@@ -193,13 +183,18 @@ class _MappedFrames:
             name: (_map(meta, column, kind.num), column.dtype) for name, column in kind.data.items()
         }
 
-    def rows(self, number: int) -> tuple[int, int]:
-        return int(self.offsets[number]), int(self.offsets[number + 1])
+    def rows(self, number: int) -> slice:
+        """Return the rows of a graph."""
+        return slice(*self.offsets[number : number + 2].tolist())
 
-    def data(self, first: int, last: int) -> dict[str, Tensor]:
-        return {
-            name: _copied(array[first:last], dtype) for name, (array, dtype) in self.columns.items()
-        }
+    def edges(self, number: int) -> tuple[Tensor, Tensor]:
+        rows = self.rows(number)
+        src, dst = (torch.from_numpy(end[rows].astype(np.int64)) for end in self.ends)
+        return src, dst
+
+    def data(self, number: int) -> dict[str, Tensor]:
+        rows = self.rows(number)
+        return {name: _copied(array[rows], dtype) for name, (array, dtype) in self.columns.items()}
 
 
 def _copied(rows: Array, dtype: str) -> Tensor:

@@ -5,7 +5,6 @@ Arrays grow row by row in ``.npy`` files, whose dtype is widened when rows need 
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, dtype_name, element_bytes, stored_dtype
+from raygnn.graph.arrays import Array, as_matrix, dtype_name, element_bytes, stored_dtype
 from raygnn.graph.collection import (
     INSTEAD,
     MANIFEST,
@@ -120,13 +119,8 @@ class _Packer:
             return
         first = not self.num
         self.splits = graphs.splits
-        try:
-            for data in graphs.graphs:
-                self._add(data)
-        except OSError as error:
-            message = f"cannot be read: {error.strerror or error}"
-            remedy = "check the disk, or copy the file again"
-            raise DataError(message, where=str(graphs.file), remedy=remedy) from error
+        for data in graphs.graphs:
+            self._add(data)
         if first:
             for number, name in enumerate(sorted(graphs.labels)):
                 self.labels[name] = ColumnWriter(self.directory / f"graph-{number}.npy")
@@ -248,7 +242,7 @@ def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], 
 
 
 def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -> None:
-    """Scale the features of all graphs together, as those of one graph, and rewrite them."""
+    """Scale the features of all graphs together, and rewrite them."""
     data = GraphData("", {}, {})
     for ntype, facts in nodes.items():
         column: PackedArray | None = facts["data"].get("feat")
@@ -301,7 +295,7 @@ def common_dtype(first: torch.dtype, second: torch.dtype) -> torch.dtype | None:
 
 def finite_rows(rows: Tensor) -> Tensor:
     """Return which rows are finite, bool ``[N]``."""
-    return rows.isfinite().reshape(len(rows), math.prod(rows.shape[1:])).all(1)
+    return as_matrix(rows.isfinite()).all(1)
 
 
 @dataclass

@@ -17,8 +17,8 @@ import contextlib
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -37,7 +37,7 @@ from raygnn.graph.arrays import (
     storable,
     stored_dtype,
 )
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.data import GraphData
 from raygnn.graph.partition.manifest import FileFacts, compare
 from raygnn.storage.remote import AnyPath
 from raygnn.util.files import sync_file
@@ -69,24 +69,14 @@ Sparse = tuple[Array, Array, Array]
 
 @dataclass
 class Relation:
-    """Edges of one type: ``formats`` maps ``coo`` to (src, dst, edge ids) and ``csr``/``csc`` to
-    (indptr, indices, edge ids); empty edge ids mean 0 … E-1."""
+    """Edges of one type: sources, destinations and ids, int32 or int64 ``[E]``; empty ids mean
+    0 … E-1."""
 
     src_type: int
     dst_type: int
-    formats: dict[str, Sparse] = field(default_factory=dict)
-
-    def ends(self, error: Callable[[str], Exception]) -> Sparse:
-        """Return sources, destinations and ids of all edges, int32 or int64 ``[E]``; empty ids mean
-        0 … E-1. Raises ``error(reason)`` if the arrays do not fit together."""
-        name, (first, second, ids) = next(iter(self.formats.items()))
-        if name != "coo":
-            first = csr_rows(first, len(second), error)
-        src, dst = (second, first) if name == "csc" else (first, second)
-        if len(src) != len(dst) or len(ids) not in (0, len(src)):
-            sizes = f"{len(src)} sources, {len(dst)} destinations and {len(ids)} edge ids"
-            raise error(f"holds {sizes}")
-        return src, dst, ids
+    src: Array
+    dst: Array
+    ids: Array
 
 
 @dataclass
@@ -99,15 +89,6 @@ class StoredGraph:
     relations: list[Relation]
     ndata: list[dict[str, Array | Tensor]]
     edata: list[dict[str, Array | Tensor]]
-
-
-@dataclass(frozen=True)
-class GraphFile:
-    """An open graph file: number of graphs, label arrays, and the graphs, to iterate once."""
-
-    count: int
-    labels: dict[str, Array | Tensor]
-    graphs: Iterator[StoredGraph]
 
 
 def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, Array | Tensor]:
@@ -133,13 +114,16 @@ def read_tensor(path: AnyPath, name: str) -> Array | Tensor | None:
 
 def read_graphs(path: AnyPath, expected: FileFacts | None = None) -> list[StoredGraph]:
     """Read the graphs of a graph file. Arguments and errors as of :func:`read_tensors`."""
-    with open_graphs(path, expected) as file:
-        return list(file.graphs)
+    with open_graphs(path, expected) as (_, _, graphs):
+        return list(graphs)
 
 
 @contextlib.contextmanager
-def open_graphs(path: AnyPath, expected: FileFacts | None = None) -> Iterator[GraphFile]:
-    """Open a graph file, to read it graph by graph; see :func:`read_graphs`."""
+def open_graphs(
+    path: AnyPath, expected: FileFacts | None = None
+) -> Iterator[tuple[int, dict[str, Array | Tensor], Iterator[StoredGraph]]]:
+    """Open a graph file: yields the number of graphs, label arrays, and the graphs, to iterate
+    once; see :func:`read_graphs`."""
     with _open(path, expected) as reader:
         reader.magic(_GRAPH_FILE, "graph file")
         if (version := reader.u64()) != _GRAPH_VERSION:
@@ -152,7 +136,7 @@ def open_graphs(path: AnyPath, expected: FileFacts | None = None) -> Iterator[Gr
         labels = reader.named_arrays()
         if reader.at != start:
             raise reader.bad(f"has labels that do not end at byte {start}, as it says")
-        yield GraphFile(reader.fits(count, 8), labels, reader.graphs(count))
+        yield reader.fits(count, 8), labels, reader.graphs(count)
 
 
 def write_tensors(path: Path, arrays: Mapping[str, AnyArray]) -> FileFacts:
@@ -165,51 +149,36 @@ def write_tensors(path: Path, arrays: Mapping[str, AnyArray]) -> FileFacts:
         return writer.done()
 
 
-def write_graph(
-    path: Path,
-    num_nodes: int,
-    src: AnyArray,
-    dst: AnyArray,
-    ndata: Mapping[str, AnyArray],
-    edata: Mapping[str, AnyArray],
-) -> FileFacts:
-    """Write one homogeneous graph, in COO, durably, for ``dgl.load_graphs``; ids are int64 ``[E]``
-    in ``0 … num_nodes-1``."""
-    nodes = {DEFAULT_NTYPE: NodeFrame(num_nodes, {**ndata})}
-    edges = {DEFAULT_ETYPE: EdgeFrame(src, dst, {**edata})}
-    with path.open("wb") as file:
-        return write_data(file, GraphData(path.stem, nodes, edges))
-
-
-def write_data(file: BinaryIO, graph: GraphData) -> FileFacts:
-    """Write a graph of any types to an open file; see :func:`write_graph`."""
+def write_graph(path: Path, graph: GraphData) -> FileFacts:
+    """Write a graph, in COO, durably, for ``dgl.load_graphs``; errors as of `write_tensors`."""
     places = {ntype: place for place, ntype in enumerate(graph.nodes)}
-    writer = _DglWriter(file)
-    writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
-    writer.raw(bytes(_HEADER_BYTES - writer.size))
-    start = writer.size + 16
-    writer.u64(start, 0)  # no labels
-    writer.u64(_HETERO_GRAPH)
-    writer.meta_graph(len(places), [(places[src], places[dst]) for src, _, dst in graph.edges])
-    writer.u64(len(graph.edges))
-    for (src, _, dst), relation in graph.edges.items():
-        writer.u64(_UNIT_GRAPH, _FORMAT_BITS["coo"] | _NEW_STYLE, _ALL_FORMATS | _NEW_STYLE)
-        writer.meta_graph(*((1, [(0, 0)]) if src == dst else (2, [(0, 1)])))
-        writer.u64(_COO, graph.nodes[dst].num, graph.nodes[src].num)
-        for array in (relation.src, relation.dst, np.empty(0, dtype=np.int64)):
-            writer.array(array)
-        writer.raw(bytes(2))  # neither rows nor columns are declared sorted
-    writer.u64(len(places), *(frame.num for frame in graph.nodes.values()))
-    for frames in (graph.nodes.values(), graph.edges.values()):
-        writer.u64(len(frames))
-        for frame in frames:
-            writer.named_arrays(frame.data)
-    for names in (list(graph.nodes), [name for _, name, _ in graph.edges]):
-        writer.u64(len(names))
-        for name in names:
-            writer.string(name)
-    writer.u64(16, 1, start, 16)
-    return writer.done()
+    with path.open("wb") as file:
+        writer = _DglWriter(file)
+        writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
+        writer.raw(bytes(_HEADER_BYTES - writer.size))
+        start = writer.size + 16
+        writer.u64(start, 0)  # no labels
+        writer.u64(_HETERO_GRAPH)
+        writer.meta_graph(len(places), [(places[src], places[dst]) for src, _, dst in graph.edges])
+        writer.u64(len(graph.edges))
+        for (src, _, dst), relation in graph.edges.items():
+            writer.u64(_UNIT_GRAPH, _FORMAT_BITS["coo"] | _NEW_STYLE, _ALL_FORMATS | _NEW_STYLE)
+            writer.meta_graph(*((1, [(0, 0)]) if src == dst else (2, [(0, 1)])))
+            writer.u64(_COO, graph.nodes[dst].num, graph.nodes[src].num)
+            for array in (relation.src, relation.dst, np.empty(0, dtype=np.int64)):
+                writer.array(array)
+            writer.raw(bytes(2))  # neither rows nor columns are declared sorted
+        writer.u64(len(places), *(frame.num for frame in graph.nodes.values()))
+        for frames in (graph.nodes.values(), graph.edges.values()):
+            writer.u64(len(frames))
+            for frame in frames:
+                writer.named_arrays(frame.data)
+        for names in (list(graph.nodes), [name for _, name, _ in graph.edges]):
+            writer.u64(len(names))
+            for name in names:
+                writer.string(name)
+        writer.u64(16, 1, start, 16)
+        return writer.done()
 
 
 @contextlib.contextmanager
@@ -289,9 +258,6 @@ class _DglReader:
     def string(self) -> str:
         return self.raw(self.u64()).decode("utf-8", "replace")
 
-    def strings(self) -> list[str]:
-        return [self.string() for _ in range(self.fits(self.u64(), 8))]
-
     def array(self) -> Array | Tensor:
         name, shape, dtype = self.array_head()
         array = self.mapped(shape, dtype)
@@ -336,7 +302,7 @@ class _DglReader:
         return name, shape, dtype
 
     def named_arrays(self, only: str | None = None) -> dict[str, Array | Tensor]:
-        """Read arrays; with ``only``, skip those of other names."""
+        """Read arrays; with ``only``, skip all but this one."""
         arrays: dict[str, Array | Tensor] = {}
         for _ in range(self.fits(self.u64(), 8)):
             name = self.string()
@@ -383,13 +349,13 @@ class _DglReader:
         if self.u64() != count:
             raise self.bad("does not hold one matrix for each edge type")
         place = np.argsort(order) if len(order) else range(count)
-        relations = [
-            self.relation(Relation(int(src_types[at]), int(dst_types[at]))) for at in place
-        ]
+        relations = [self.relation(int(src_types[at]), int(dst_types[at])) for at in place]
         num_nodes = [self.u64() for _ in range(self.fits(self.u64(), 8))]
         ndata = self.frames(len(num_nodes), "node")
         edata = self.frames(len(relations), "edge")
-        ntypes, etypes = self.strings(), self.strings()
+        ntypes, etypes = (
+            [self.string() for _ in range(self.fits(self.u64(), 8))] for _ in range(2)
+        )
         if len(ntypes) != len(num_nodes) or len(etypes) != len(relations):
             raise self.bad("does not name each type")
         return StoredGraph(ntypes, etypes, num_nodes, relations, ndata, edata)
@@ -404,20 +370,28 @@ class _DglReader:
         self.skip(8 * count + 8)
         self.end()
 
-    def relation(self, relation: Relation) -> Relation:
+    def relation(self, src_type: int, dst_type: int) -> Relation:
         self.magic(_UNIT_GRAPH, "graph of one edge type")
         saved = self.u64()
         self.skip(8)  # formats that DGL may create from it
         if not saved & _NEW_STYLE:  # DGL before 0.8 saved one: 1 = COO, 2 = CSR, 3 = CSC
             saved = 1 << (saved - 1) if 1 <= saved <= 3 else 0
+        formats: dict[str, Sparse] = {}
         for name, bit in _FORMAT_BITS.items():
             if saved & bit:
                 self.meta_graph()
                 magic, flags = (_COO, 2) if name == "coo" else (_CSR, 1)
-                relation.formats[name] = self.sparse(magic, flags)
-        if not relation.formats:
+                formats[name] = self.sparse(magic, flags)
+        if not formats:
             raise self.bad("holds a graph in no known sparse format")
-        return relation
+        name, (first, second, ids) = next(iter(formats.items()))
+        if name != "coo":
+            first = csr_rows(first, len(second), self.bad)
+        src, dst = (second, first) if name == "csc" else (first, second)
+        if len(src) != len(dst) or len(ids) not in (0, len(src)):
+            sizes = f"{len(src)} sources, {len(dst)} destinations and {len(ids)} edge ids"
+            raise self.bad(f"holds {sizes}")
+        return Relation(src_type, dst_type, src, dst, ids)
 
 
 class _DglWriter:

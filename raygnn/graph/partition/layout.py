@@ -2,7 +2,7 @@
 
 A partition is a directory with ``<name>.json`` and ``part<p>/{graph,node_feat,edge_feat}.dgl``, as
 ``dgl.distributed.partition_graph``, GraphStorm and raygnn write it. Nodes and edges are renumbered
-so that those of one part and type are contiguous. There are two numberings:
+so that each part's nodes and edges of a type are contiguous. There are two numberings:
 
 * *homogeneous* ids run over all types, part by part and type by type; files hold these;
 * *type-wise* ids count within one type, part by part; all code outside this module uses these.
@@ -23,7 +23,7 @@ import numpy as np
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.arrays import IntArray
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
+from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.manifest import (
     MANIFEST,
     FileFacts,
@@ -121,8 +121,8 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     manifest = read_manifest(directory)
     config = _DglJson(_find_json(directory) if path.is_dir() else path)
     num_parts = config.num_parts()
-    ntypes = config.types("ntypes", DEFAULT_NTYPE)
-    etypes = config.edge_types("etypes", etype_str(DEFAULT_ETYPE), ntypes)
+    ntypes = config.types("ntypes")
+    etypes = config.edge_types("etypes", ntypes)
     node_map = config.ranges("node_map", ntypes, num_parts, "num_nodes")
     edge_map = config.ranges("edge_map", [etype_str(e) for e in etypes], num_parts, "num_edges")
     files = [config.part_files(part) for part in range(num_parts)]
@@ -187,9 +187,9 @@ class _DglJson:
             raise self.bad("num_parts", f"{value!r} is not a whole number from 1 to {_MAX_PARTS}")
         return value
 
-    def types(self, key: str, default: str) -> list[str]:
+    def types(self, key: str) -> list[str]:
         """Return type names in the order of their ids."""
-        ids = self.values.get(key, {default: 0})
+        ids = self.values.get(key)
         if not isinstance(ids, dict) or not ids:
             raise self.bad(key, f"{ids!r} does not number the types")
         order = {number: name for name, number in ids.items() if isinstance(number, int)}
@@ -197,9 +197,9 @@ class _DglJson:
             raise self.bad(key, f"{ids!r} does not number the types from 0")
         return [order[number] for number in range(len(ids))]
 
-    def edge_types(self, key: str, default: str, ntypes: list[str]) -> list[EdgeType]:
+    def edge_types(self, key: str, ntypes: list[str]) -> list[EdgeType]:
         etypes: list[EdgeType] = []
-        for name in self.types(key, default):
+        for name in self.types(key):
             ends = name.split(":")
             if len(ends) != 3:
                 raise self.bad(key, f"{name!r} is not 'source type:relation:destination type'")
@@ -211,10 +211,8 @@ class _DglJson:
     def ranges(
         self, key: str, types: list[str], num_parts: int, total_key: str
     ) -> dict[str, IntArray]:
-        """Return type → int64 ``[num_parts, 2]``; the old format lists only ends."""
+        """Return type → int64 ``[num_parts, 2]``."""
         given, total = self.values.get(key), self.values.get(total_key)
-        if isinstance(given, list) and len(types) == 1:
-            given = {types[0]: given}
         if not isinstance(given, dict):
             raise self.bad(key, "holds no id ranges (partitions that map ids by file are not read)")
         if set(given) != set(types):
@@ -233,8 +231,6 @@ class _DglJson:
             array = np.asarray(rows)
         except ValueError:  # rows of unequal length
             array = np.empty(0)
-        if array.dtype.kind == "i" and array.shape == (num_parts,):
-            array = np.stack([np.concatenate([[0], array[:-1]]), array], axis=1)
         if array.dtype.kind != "i" or array.shape != (num_parts, 2):
             raise self.bad(key, f"is not a list of {num_parts} id ranges")
         return array.astype(np.int64)

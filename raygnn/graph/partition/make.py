@@ -73,8 +73,9 @@ def find_partition(
 
     It is stored at ``partition.path``, or else at ``<storage>/partitions/<digest>``; the digest
     covers the contents of the input files and everything else that determines the result. An
-    existing partition is reused without reading the graph. At ``partition.path``, another tool's is
-    accepted as it is, and ours from either METIS; with ``parts: auto``, with any number of parts.
+    existing partition is reused without reading the graph. At ``partition.path``, a partition of
+    another tool is accepted, and one of raygnn with ``stream`` in place of ``metis``; with ``parts:
+    auto``, any number of parts.
 
     Args:
         parts: number of parts to build if ``partition.parts`` is ``auto``.

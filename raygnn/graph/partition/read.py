@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray, index_type
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
+from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.dgl_format import read_graphs, read_tensors
 from raygnn.graph.partition.edge_kernels import in_lists
 from raygnn.graph.partition.layout import PartitionMeta, typewise
@@ -58,7 +57,8 @@ def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
         raise _inconsistent(path, "does not hold one homogeneous graph")
     (graph,) = stored
     nodes, edges = (_ids(path, frames[0].get(_ID)) for frames in (graph.ndata, graph.edata))
-    src, dst, order = graph.relations[0].ends(partial(_inconsistent, path))
+    (edge_list,) = graph.relations
+    src, dst, order = edge_list.src, edge_list.dst, edge_list.ids
     if len(nodes) != graph.num_nodes[0]:
         raise _inconsistent(path, "does not hold one id for each of its nodes")
     if len(edges) != len(src):
@@ -74,14 +74,15 @@ def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
     row = np.full(own, -1, index_type(int((rows[:, 1] - rows[:, 0]).max())))
     far = np.empty(own, node_id.dtype)
     total = int(meta.edge_map[meta.etypes[-1]][-1, 1])
-    fault, at, placed = _place_edges(
+    placed, at = _place_edges(
         src, dst, order, edges, total, node_type, node_id, bounds, ends, rows, row, far
     )
-    if fault:
-        raise _inconsistent(path, _FAULTS[fault].format(etype_str(meta.etypes[at])))
+    if placed < 0:
+        name = etype_str(meta.etypes[at])
+        raise _inconsistent(path, f"holds {name!r} edges twice, out of range or of other nodes")
     if placed != own:
         raise _inconsistent(path, f"holds {placed} of the {own} edges that it owns")
-    del src, dst, order, edges, graph, stored
+    del src, dst, order, edges, edge_list, graph, stored
     return {
         etype: _lists(row[low:high], far[low:high], int(last - first))
         for etype, low, high, (first, last) in zip(
@@ -93,13 +94,13 @@ def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
 def read_node_data(meta: PartitionMeta, part: int) -> dict[str, dict[str, Tensor]]:
     """Read node type → name → ``[n_inner, …]``; masks are bool."""
     rows = {ntype: int(np.diff(meta.node_ranges[ntype][part])[0]) for ntype in meta.ntypes}
-    return _frames(meta, meta.files[part].node_feats, rows, DEFAULT_NTYPE)
+    return _frames(meta, meta.files[part].node_feats, rows)
 
 
 def read_edge_data(meta: PartitionMeta, part: int) -> dict[EdgeType, dict[str, Tensor]]:
     """Read edge type → name → ``[E, …]``, in the order of edge ids; masks are bool."""
     rows = {etype_str(t): int(np.diff(meta.edge_ranges[t][part])[0]) for t in meta.etypes}
-    frames = _frames(meta, meta.files[part].edge_feats, rows, etype_str(DEFAULT_ETYPE))
+    frames = _frames(meta, meta.files[part].edge_feats, rows)
     return {etype: frames[etype_str(etype)] for etype in meta.etypes}
 
 
@@ -199,21 +200,12 @@ def table(meta: PartitionMeta) -> list[dict[str, Any]]:
     ]
 
 
-_UNKNOWN, _TWICE, _TYPES, _OUTSIDE = 1, 2, 3, 4
-_FAULTS = {
-    _UNKNOWN: "holds edges whose ends or ids are out of range",
-    _TWICE: "holds {!r} edges twice, not those it owns",
-    _TYPES: "{!r} edges join other node types",
-    _OUTSIDE: "owns {!r} edges into other parts",
-}
-
-
 @njit(cache=True, nogil=True, boundscheck=False)
 def _place_edges(  # type: ignore[no-untyped-def]
     src, dst, order, edges, total, node_type, node_id, bounds, ends, rows, row, far
 ):
-    """Store each owned edge at the position of its id. Return (fault or 0, its edge type, edges
-    placed).
+    """Store each owned edge at the position of its id. Return the number of these, or -1 and the
+    edge type near which the edges contradict the ranges of ids or each other.
 
     Args:
         src, dst: ``[E]`` local ids of the nodes; order: ``[E]`` local ids of the edges, or empty.
@@ -227,10 +219,10 @@ def _place_edges(  # type: ignore[no-untyped-def]
     for e in range(len(src)):
         s, d, k = src[e], dst[e], order[e] if numbered else e
         if s < 0 or s >= nodes or d < 0 or d >= nodes or k < 0 or k >= len(edges):
-            return _UNKNOWN, kind, placed
+            return -1, kind
         edge = edges[k]
         if edge < 0 or edge >= total:
-            return _UNKNOWN, kind, placed
+            return -1, kind
         if edge < bounds[0] or edge >= bounds[-1]:
             continue
         while edge < bounds[kind]:
@@ -238,16 +230,13 @@ def _place_edges(  # type: ignore[no-untyped-def]
         while edge >= bounds[kind + 1]:
             kind += 1
         at = edge - bounds[0]
-        if row[at] >= 0:
-            return _TWICE, kind, placed
-        if node_type[s] != ends[kind, 0] or node_type[d] != ends[kind, 1]:
-            return _TYPES, kind, placed
-        if node_id[d] < rows[kind, 0] or node_id[d] >= rows[kind, 1]:
-            return _OUTSIDE, kind, placed
+        typed = node_type[s] == ends[kind, 0] and node_type[d] == ends[kind, 1]
+        if row[at] >= 0 or not typed or not rows[kind, 0] <= node_id[d] < rows[kind, 1]:
+            return -1, kind
         row[at] = node_id[d] - rows[kind, 0]
         far[at] = node_id[s]
         placed += 1
-    return 0, kind, placed
+    return placed, kind
 
 
 def _lists(row: Array, src: Array, num_rows: int) -> InEdges:
@@ -279,23 +268,22 @@ def _typewise(path: AnyPath, ids: IntArray, maps: list[IntArray]) -> tuple[Array
 
 
 def _frames(
-    meta: PartitionMeta, path: AnyPath, rows: Mapping[str, int], default: str
+    meta: PartitionMeta, path: AnyPath, rows: Mapping[str, int]
 ) -> dict[str, dict[str, Tensor]]:
     frames: dict[str, dict[str, Tensor]] = {kind: {} for kind in rows}
     for key, array in read_tensors(path, meta.expected(path)).items():
-        full = key if "/" in key else f"{default}/{key}"
-        kind = max((k for k in rows if full.startswith(f"{k}/")), key=len, default=None)
+        kind = max((k for k in rows if key.startswith(f"{k}/")), key=len, default=None)
         if kind is None:
             raise _inconsistent(path, f"holds {key!r}, which is of no type of this graph")
         if array.ndim == 0 or len(array) != rows[kind]:
             raise _inconsistent(path, f"{key!r} does not have {rows[kind]} rows")
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         # DGL's files have no bool: it is read as uint8
-        feature = meta.manifest.features.get(full) if meta.manifest else None
-        is_mask = feature.dtype == "bool" if feature else full.endswith("_mask")
+        feature = meta.manifest.features.get(key) if meta.manifest else None
+        is_mask = feature.dtype == "bool" if feature else key.endswith("_mask")
         if tensor.dtype == torch.uint8 and is_mask:
             tensor = tensor.bool()
-        frames[kind][full[len(kind) + 1 :]] = tensor
+        frames[kind][key[len(kind) + 1 :]] = tensor
     return frames
 
 

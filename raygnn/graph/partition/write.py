@@ -26,7 +26,16 @@ from raygnn.graph.arrays import (
     storable,
     take,
 )
-from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
+from raygnn.graph.data import (
+    DEFAULT_ETYPE,
+    DEFAULT_NTYPE,
+    MASKS,
+    EdgeFrame,
+    EdgeType,
+    GraphData,
+    NodeFrame,
+    etype_str,
+)
 from raygnn.graph.outofcore.disk_graph import DiskGraph
 from raygnn.graph.outofcore.edge_shuffle import Bucket, Numbering, homogeneous, shuffle
 from raygnn.graph.outofcore.workspace import Workspace
@@ -81,11 +90,13 @@ def write_partition(
     tasks = [(assembly, part, directory) for part in range(parts)]
     sizes = [sum(assembly.num_edges(part).values()) for part in range(parts)]
     written = work.run("write", _write_part, tasks, sizes)
-    files, features = dict[str, Any](), dict[str, Any]()
-    for part in written:
-        files |= part["files"]
-        features |= part["features"]
+    files = {name: file for part in written for name, file in part["files"].items()}
     files |= _write_ids(data.ids, directory)
+    features: dict[str, Any] = {
+        f"{kind}/{name}": {"dtype": dtype_name(array), "shape": list(array.shape[1:])}
+        for kind, arrays in data.arrays.items()
+        for name, array in arrays.items()
+    }
     config = _dgl_json(data, assembly, missing.method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
@@ -140,10 +151,10 @@ class Assembly:
         """Return the buckets of a part's owned edges of a type."""
         return [e for e in self.edges if (e.part, e.etype) == (part, etype)]
 
-    def graph(self, part: int) -> tuple[tuple[Any, ...], int, int]:
-        """Return one part's graph, as `write_graph` takes it, whose edges are read while it is
-        written; the number of nodes of other parts that are sources of owned in-edges (halo), and
-        of owned in-edges from other parts (cut). Owned nodes come first, then the halo."""
+    def graph(self, part: int) -> tuple[GraphData, int, int]:
+        """Return one part's graph, whose edges are read while it is written; the number of nodes of
+        other parts that are sources of owned in-edges (halo), and of owned in-edges from other
+        parts (cut). Owned nodes come first, then the halo."""
         first, last = (int(bound) for bound in self.numbering.bounds[part : part + 2])
         far = np.zeros(int(self.numbering.bounds[-1]), np.bool_)
         own, cut = [edges for edges in self.edges if edges.part == part], 0
@@ -196,7 +207,11 @@ class Assembly:
             ndata["_TYPE"] = node_type
             edata["_TYPE"] = on_demand(np.int32, lambda edges, _: types[edges.etype])
         ends = on_demand(np.int64, sources_of), on_demand(np.int64, destinations_of)
-        return (len(nodes), *ends, ndata, edata), halo, cut
+        frames = (
+            {DEFAULT_NTYPE: NodeFrame(len(nodes), ndata)},
+            {DEFAULT_ETYPE: EdgeFrame(*ends, edata)},
+        )
+        return GraphData("", *frames), halo, cut
 
 
 def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any]:
@@ -229,7 +244,7 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any
         file = f"{place}/{name}.dgl"
         files[file] = write_tensors(directory / file, arrays)
     (graph, halo, cut), file = assembly.graph(part), f"{place}/graph.dgl"
-    files[file] = write_graph(directory / file, *graph)
+    files[file] = write_graph(directory / file, graph)
     masks = {
         f"{ntype}/{name}": take(mask, nodes[ntype])
         for ntype, frame in data.nodes.items()
@@ -244,12 +259,8 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any
         splits=split_counts(masks),
         bytes=sum(file.bytes for file in files.values()),
     )
-    features = {
-        key: {"dtype": dtype_name(array), "shape": list(array.shape[1:])}
-        for key, array in {**node_data, **edge_data}.items()
-    }
     stored = {name: file.model_dump() for name, file in files.items()}
-    return {"facts": facts.model_dump(), "files": stored, "features": features}
+    return {"facts": facts.model_dump(), "files": stored}
 
 
 def _numbers(of: Sequence[Bucket]) -> Iterator[Array]:

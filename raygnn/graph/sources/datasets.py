@@ -194,11 +194,9 @@ def _label(value: Any, where: str) -> Array:
 
 
 def _numbers(value: Any, where: str) -> Array:
-    tensor = to_tensor(value)
-    if tensor is None:
+    if (array := _to_array(value)) is None:
         message = f"is a {type(value).__name__}, expected numbers"
         raise DataError(message, where=where, remedy="return a number, a tensor or an array")
-    array: Array = tensor.numpy()
     return array
 
 
@@ -217,7 +215,7 @@ def construct(spec: str, args: Mapping[str, Any]) -> Any:
     if not callable(made):
         message = f"{spec} is a {type(made).__name__}, not a class"
         raise ConfigError(message, where=_KEY, remedy="give package.module:Class of a dataset")
-    remedy = f"it is called as {name}(**graph.args); its signature is {_signature(made)}"
+    remedy = f"correct graph.args: the class is called as {name}(**graph.args)"
     with their_errors(f"{spec} could not be constructed", "graph.args", remedy):
         return made(**args)
 
@@ -233,13 +231,6 @@ def their_errors(
         raise
     except Exception as error:
         raise kind(f"{problem}: {error_text(error)}", where=where, remedy=remedy) from error
-
-
-def _signature(made: Callable[..., Any]) -> str:
-    try:
-        return str(inspect.signature(made))
-    except Exception:  # of a default's repr, too
-        return "not known"
 
 
 def _explained(error: ConfigError, graph: DatasetGraph) -> RaygnnError:
@@ -411,23 +402,18 @@ def named_splits(dataset: Any, spec: str) -> dict[str, Any] | None:
 
 def check_splits(named: Mapping[str, Any], num: int, spec: str) -> dict[str, Array]:
     """Return the numbers of the graphs of each split, ascending."""
-    splits, split_of = {}, np.full(num, -1)
-    for at, split in enumerate(SPLITS):
-        tensor = to_tensor(named.get(split, ()))
-        if tensor is None or tensor.dim() != 1 or "int" not in str(tensor.dtype):
+    splits = {}
+    for split in SPLITS:
+        given = _to_array(named.get(split, ()))
+        if given is None or given.ndim != 1 or given.dtype.kind not in "iu":
             raise _bad_split(spec, f"its splits hold no graph numbers for {split}")
-        numbers = np.sort(tensor.numpy().astype(np.int64))
-        outside = numbers[(numbers < 0) | (numbers >= num)]
-        if len(outside):
-            raise _bad_split(spec, f"graph {outside[0]} in {split}, but there are {num}")
-        taken = numbers[split_of[numbers] >= 0]
-        if len(taken):
-            other = SPLITS[split_of[taken[0]]]
-            raise _bad_split(spec, f"graph {taken[0]} in {other} and in {split}")
-        if (twice := numbers[1:][numbers[1:] == numbers[:-1]]).size:
-            raise _bad_split(spec, f"graph {twice[0]} twice in {split}")
-        split_of[numbers] = at
-        splits[split] = numbers
+        splits[split] = np.sort(given.astype(np.int64))
+    numbers = np.concatenate(list(splits.values()))
+    outside = numbers[(numbers < 0) | (numbers >= num)]
+    if len(outside):
+        raise _bad_split(spec, f"its splits hold graph {outside[0]}, but there are {num}")
+    if (counts := np.bincount(numbers, minlength=1)).max() > 1:
+        raise _bad_split(spec, f"its splits hold graph {counts.argmax()} more than once")
     return splits
 
 
@@ -436,15 +422,16 @@ def _bad_split(spec: str, message: str) -> DataError:
     return DataError(message, where=f"{_KEY} {spec}", remedy=remedy)
 
 
-def to_tensor(values: Any) -> Any:
-    """Convert numbers to a tensor of their dtype (Python's floats: float32); None for others."""
+def _to_array(values: Any) -> Array | None:
+    """Convert numbers to an array of their dtype (Python's floats: float32); None for others."""
     import torch
 
     if isinstance(values, torch.Tensor):
-        return values.detach().cpu()
+        return np.asarray(values.detach().cpu())
     if not isinstance(values, (np.ndarray, np.generic, int, float, list, tuple, range)):
         return None
     try:
-        return torch.tensor(values, dtype=torch.int64 if np.shape(values) == (0,) else None)
+        dtype = torch.int64 if np.shape(values) == (0,) else None
+        return np.asarray(torch.tensor(values, dtype=dtype))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None

@@ -113,9 +113,9 @@ def require_rows(array: Any, num: int, origin: str, of: str) -> None:
         raise DataError(message, where=origin, remedy=f"give one row for each of the {of}")
 
 
-def require_features(array: Array, origin: str) -> None:
+def require_features(array: Any, origin: str) -> None:
     """Raise DataError unless an array is a matrix of numbers."""
-    if array.dtype.kind not in "biuf" or array.ndim != 2:
+    if array.dtype.kind not in "biuf" or len(array.shape) != 2:
         raise _unlike(array, origin, "features are a matrix of numbers, one row for each node")
 
 

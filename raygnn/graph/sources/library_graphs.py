@@ -6,10 +6,10 @@ them, so that a truncated file can abort the whole process.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +30,7 @@ from raygnn.graph.data import (
     NodeFrame,
     etype_str,
 )
-from raygnn.graph.partition.dgl_format import StoredGraph, open_graphs, read_graphs, write_data
+from raygnn.graph.partition.dgl_format import StoredGraph, open_graphs, read_graphs, write_graph
 from raygnn.graph.sources import input_files
 from raygnn.util.files import storage_errors
 
@@ -83,16 +83,15 @@ def read(graph: DglGraph) -> GraphData:
 @contextmanager
 def read_all(file: Path) -> Iterator[GraphSet]:
     """Open the graphs of one file, with their types, edges ordered by id, and data as stored."""
-    with open_graphs(file) as stored:
-        for name, array in stored.labels.items():
-            input_files.require_rows(array, stored.count, f"{file}: labels {name!r}", "graphs")
+    with open_graphs(file) as (count, labels, stored):
+        for name, array in labels.items():
+            input_files.require_rows(array, count, f"{file}: labels {name!r}", "graphs")
 
         def to_data(number: int, graph: StoredGraph) -> GraphData:
             origin = f"{file}: graph {number}"
             return GraphData(origin, *_frames(graph, origin))
 
-        graphs = (to_data(number, graph) for number, graph in enumerate(stored.graphs))
-        yield GraphSet(file, stored.count, stored.labels, graphs)
+        yield GraphSet(file, count, labels, itertools.starmap(to_data, enumerate(stored)))
 
 
 def _frames(
@@ -112,12 +111,10 @@ def _frames(
         etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
         if etype in edges:
             raise _damaged(origin, f"holds two relations called {etype_str(etype)}")
-        place = f"{origin}: {etype_str(etype)}"
-        source, target, ids = relation.ends(partial(_damaged, place))
-        if len(ids):  # in the order of the ids
-            order = _inverse(ids, place)
-            source, target = source[order], target[order]
-        edges[etype] = EdgeFrame(source, target, arrays)
+        edges[etype] = EdgeFrame(relation.src, relation.dst, arrays)
+        if len(relation.ids):  # in the order of the ids
+            order = _inverse(relation.ids, f"{origin}: {etype_str(etype)}")
+            edges[etype] = EdgeFrame(relation.src[order], relation.dst[order], arrays)
     input_files.check_frames(nodes, edges, origin)
     return nodes, edges
 
@@ -160,8 +157,7 @@ def write_graph_file(graph: Any, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=directory, prefix=".graph-") as temporary:
             draft = Path(temporary) / "graph.dgl"
-            with draft.open("wb") as file:
-                facts = write_data(file, data)
+            facts = write_graph(draft, data)
             return draft.replace(directory / f"graph-{facts.sha256[:16]}.dgl")
 
 

@@ -53,10 +53,6 @@ class Member:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def outline(self) -> Array:
-        """Return an array of its dtype and shape, without content or memory."""
-        return np.broadcast_to(np.zeros((), self.dtype), self.shape)
-
     def read(self) -> Array:
         """Read all of it, in C order and native byte order."""
         check_fits_memory(self.nbytes, f"the array of shape {self.shape}", self.origin)
@@ -144,10 +140,7 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
         place = info.header_offset + _BEFORE_MEMBER.size + sum(lengths) + start
         if place + left > file.stat().st_size:
             raise _damaged(origin, f"{left} bytes at {place} are more than the file has")
-    member = Member(file, name, dtype, shape, fortran, start, place)
-    with _numpy_errors(origin):
-        member.outline()  # refuses more dimensions than an array can have
-    return member
+    return Member(file, name, dtype, shape, fortran, start, place)
 
 
 def _damaged(origin: str, message: str) -> DataError:

@@ -197,7 +197,7 @@ def _in_rows(member: Member, num: int, of: str) -> Member:
     require_rows(member, num, member.origin, of)
     is_features = member.name.endswith("_feat")
     if is_features or member.dtype.kind not in "biuf":
-        require_features(member.outline(), member.origin)
+        require_features(member, member.origin)
     column = member.shape[1:] == (1,) and not is_features
     return replace(member, shape=(num,)) if column else member
 

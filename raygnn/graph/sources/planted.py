@@ -21,7 +21,7 @@ import numpy as np
 
 from raygnn.config.graph import PlantedGraph
 from raygnn.graph.arrays import Array
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS, EdgeFrame, GraphData, NodeFrame
 
 VERSION = 1
 
@@ -103,11 +103,9 @@ def _stream(graph: PlantedGraph, thing: int) -> np.random.Generator:
 def _masks(graph: PlantedGraph, num: int, order: Array) -> dict[str, Array]:
     """Build the masks; ``order``: the nodes, training nodes first."""
     train, val = int(graph.train * num), int(graph.val * num)
-    bounds = {"train": (0, train), "val": (train, train + val), "test": (train + val, num)}
-    masks = {}
-    for split, (start, end) in bounds.items():
-        masks[f"{split}_mask"] = np.zeros(num, dtype=bool)
-        masks[f"{split}_mask"][order[start:end]] = True
+    masks = {name: np.zeros(num, np.bool_) for name in MASKS}
+    for mask, chosen in zip(masks.values(), np.split(order, [train, train + val])):
+        mask[chosen] = True
     return masks
 
 

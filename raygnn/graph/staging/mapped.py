@@ -87,9 +87,6 @@ def map_table(
     width = math.prod(tail) * dtype.itemsize
     if width * total == 0:
         return torch.empty((total, *tail), dtype=dtype)
-    for one in files:
-        if min(one.at, one.first) < 0 or one.first + one.rows > one.array.shape[0]:
-            raise ValueError(f"rows {one.first} … {one.first + one.rows} of {one.array.shape[0]}")
     places = [(one, one.array.offset + one.first * width) for one in files if one.rows]
     lead = (places[0][1] - places[0][0].at * width) % PAGE if places else 0  # of the first page
     size = lead + total * width
@@ -106,7 +103,7 @@ def map_table(
         start = lead + one.at * width
         skip = start % PAGE  # a mapping begins at a page
         if begin % PAGE != skip:
-            raise _damaged_file(one, "its elements have another offset than those of other files")
+            raise _damaged_file(one, "its elements have another offset than in other files")
         with _opened(one, begin + one.rows * width) as opened:
             length = _whole_pages(skip + one.rows * width)
             _mmap(base + start - skip, length, PRIVATE | _MAP_FIXED, opened, begin - skip)
@@ -172,13 +169,10 @@ def _reserve(size: int, keep: object) -> tuple[int, Any]:
     base = -(-start // _LARGE_PAGE) * _LARGE_PAGE
     # a new class, because plain arrays of ctypes do not support weak references
     memory = type("Mapped", (ctypes.c_char * size,), {}).from_address(base)  # type: ignore[attr-defined]
-    finalizer = weakref.finalize(memory, _unmap, start, length, keep)
+    memory.keep = keep
+    finalizer = weakref.finalize(memory, _libc.munmap, start, length)
     finalizer.atexit = False  # other threads may still read; the end of the process unmaps it, too
     return base, memory
-
-
-def _unmap(start: int, length: int, keep: object) -> None:
-    _libc.munmap(start, length)
 
 
 def _whole_pages(size: int) -> int:

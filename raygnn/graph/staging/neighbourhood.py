@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array
+from raygnn.graph.arrays import Array, as_matrix, ranges
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.shard import (
     CATEGORY,
@@ -63,7 +63,7 @@ class AddedEdges:
 
 
 def concatenated(known: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
-    """Return arrays of rows followed by those of new rows; one of both may have none."""
+    """Append the new rows of each array; either mapping may be empty."""
     if not known or not new:
         return dict(known or new)
     return {name: np.concatenate([known[name], array]) for name, array in new.items()}
@@ -175,8 +175,8 @@ def _in_edges(
     """
     starts, (begins, added) = lists.indptr[old], new.into(nodes)
     if cap is None:
-        numbers = new.order[_ranges(begins, added)]
-        return _ranges(starts, counts), np.repeat(old, counts), numbers
+        numbers = new.order[ranges(begins, added)]
+        return ranges(starts, counts), np.repeat(old, counts), numbers
     found, more = [(_NOBODY,) * 3], np.zeros(len(nodes) - len(old), np.int64)
     rows = zip(nodes, np.append(starts, more), np.append(counts, more), begins, added)
     for node, start, count, begin, others in rows:
@@ -189,11 +189,6 @@ def _in_edges(
         found.append((start + here, np.full(len(here), node), numbers))
     places, owners, numbers = map(np.concatenate, zip(*found))
     return places, owners, numbers
-
-
-def _ranges(starts: Array, counts: Array) -> Array:
-    """Return ``start, start + 1, …`` of each range, one after the other."""
-    return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
 def _node_data(
@@ -276,7 +271,7 @@ def _appended(
 
 
 def _joined(arrays: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.cat([a.reshape(len(a), math.prod(a.shape[1:])).to(dtype) for a in arrays], 1)
+    return torch.cat([as_matrix(array).to(dtype) for array in arrays], 1)
 
 
 def _frozen(array: Array) -> Array:

@@ -16,7 +16,6 @@ import math
 import mmap
 import os
 import re
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -215,7 +214,7 @@ class Stage:
                     return entry
                 if entry is not None:
                     log.warning("%s: %s; it is built again", path, entry)
-                    self._remove(path)
+                    _delete(path)
                 self._sweep(path.name)
                 with new_directory(path) as directory:
                     with contextlib.closing(Draft(directory)) as draft:
@@ -279,12 +278,6 @@ class Stage:
             which = "staging.max_gb" if self.max_bytes is not None else "half of the disk"
             log.warning("%s: %.3g GB are in use, more than %s", self.root, total / _GB, which)
 
-    def _remove(self, path: Path) -> None:
-        away = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(away)
-        _delete(away)
-
     def _remove_unused(self, path: Path) -> bool:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -292,7 +285,7 @@ class Stage:
                 stack.callback(os.close, handle)
                 if not try_flock(handle):
                     return False
-            self._remove(path)
+            _delete(path)
         return True
 
 

@@ -19,7 +19,7 @@ from numba import njit, uint64
 from torch import Tensor
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, IntArray, dtype_name, index_type
+from raygnn.graph.arrays import Array, IntArray, as_matrix, dtype_name, index_type
 from raygnn.graph.data import EdgeSplit, EdgeType, etype_str
 from raygnn.graph.partition.edges import TRAIN, Splitter, is_reverse_of_hidden
 from raygnn.graph.partition.layout import PartitionMeta
@@ -344,7 +344,7 @@ def _copy(draft: Draft, name: str, whole: CacheEntry, keep: Array | None = None)
 
 
 def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    matrices = {k: a.flatten(1) if a.dim() > 1 else a.unsqueeze(1) for k, a in arrays.items()}
+    matrices = {key: as_matrix(array) for key, array in arrays.items()}
     widths = [matrix.shape[1] for matrix in matrices.values()]
     rows, width = len(next(iter(matrices.values()))), sum(widths)
     writer = draft.array("table", dtype_name(dtype), (rows, width))

@@ -112,18 +112,18 @@ class TableLayout:
     Attributes:
         starts: int64 ``[W]``, first row of each rank; -1 = its rows must be fetched.
         cached: first cached row.
-        room: first row fetched by a batch, private to the process.
-        total: number of rows, of which only touched ones take memory.
+        permanent: first row fetched by a batch, private to the process.
+        total: number of rows; only touched ones take memory.
     """
 
     starts: np.ndarray
     cached: int
-    room: int
+    permanent: int
     total: int
 
     @staticmethod
     def local_only(bounds: np.ndarray, rank: int) -> TableLayout:
-        """Build the layout of a table with a rank's owned rows and room for all others."""
+        """Build the layout of a table with a rank's owned rows and space for all others."""
         own = int(bounds[rank + 1] - bounds[rank])
         starts = np.where(np.arange(len(bounds) - 1) == rank, 0, -1)
         return TableLayout(starts, own, own, int(bounds[-1]))
@@ -196,9 +196,9 @@ class Shard:
             starts[rank] = _next_piece(end) + self._skipped(ntype, rank) % PAGE
             end = int(starts[rank] + bounds[rank + 1] - bounds[rank])
         at = _next_piece(end)
-        room = _next_piece(at + cached)
+        permanent = _next_piece(at + cached)
         fetched = int(bounds[-1]) - sum(int(bounds[r + 1] - bounds[r]) for r in ranks)
-        return TableLayout(starts, at, room, room + fetched)
+        return TableLayout(starts, at, permanent, permanent + fetched)
 
     def table(
         self,
@@ -217,7 +217,7 @@ class Shard:
             at, array = int(layout.starts[rank]), entry.arrays[name]
             files.append(FileRows(at, entry.file(name), array, first, rows, keep=entry))
         tail = files[0].array.shape[1:]
-        return map_table(dtype, tail, layout.total, files, shared=layout.room, handle=handle)
+        return map_table(dtype, tail, layout.total, files, shared=layout.permanent, handle=handle)
 
     def rows(self, ntype: str, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Map the owned rows of `table`, ``[owned, F]``."""

@@ -146,7 +146,7 @@ class DeviceFeatures:
             bounds, shifts = store.bounds[ntype][1:-1], store.shifts(ntype)
             self._shifts[ntype] = put(bounds, device, False), put(shifts, device, False)
             if near is not None and columns:
-                places = np.full(max(1, store.room(ntype)), -1, np.int32)
+                places = np.full(max(1, store.permanent(ntype)), -1, np.int32)
                 places[slots[ntype].numpy()] = np.arange(len(chosen[ntype]))
                 self._near[ntype] = put(places, device, False)
 
@@ -198,9 +198,9 @@ class DeviceFeatures:
         rows: FeatureRows = {t: {} for t in self._columns}
         places, order = {}, {}
         for ntype, index in slots.items():
-            room = self._store.room(ntype)
-            places[ntype] = (index >= room).nonzero().flatten()
-            order[ntype] = index[places[ntype]] - room
+            permanent = self._store.permanent(ntype)
+            places[ntype] = (index >= permanent).nonzero().flatten()
+            order[ntype] = index[places[ntype]] - permanent
             # the kernel skips slots below 0; in the GPU's memory any row is read as fast
             hole = -1 if ntype in self._near else 0
             here = index.index_fill(0, places[ntype], hole)
