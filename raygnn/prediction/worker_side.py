@@ -18,7 +18,7 @@ from raygnn.worker.node_files import available_weights
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Plane
 from raygnn.worker.planes.prediction_rows import Format, write_rows
-from raygnn.worker.rank import Runtime
+from raygnn.worker.rank_setup import Runtime
 
 
 class Predicting:

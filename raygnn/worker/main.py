@@ -133,7 +133,7 @@ def _run(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None
     import ray.train.torch
 
     from raygnn.sampling.exchange import World
-    from raygnn.worker.rank import Runtime
+    from raygnn.worker.rank_setup import Runtime
 
     gc.enable()
     log.info("imports took %.1f s", time.perf_counter() - start)

@@ -6,45 +6,30 @@ All ranks run the same sequence and the same collectives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.plugins.environments import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn import compat
 from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_storage
 from raygnn.config.rules import fixed
-from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, TrainingError
-from raygnn.runs.metrics_files import RANKS, MetricsWriter
-from raygnn.runs.run_directory import EVENTS, METRICS, Events
-from raygnn.sampling.exchange import World
-from raygnn.sampling.loader import BatchLoader, Maker, SideStream
 from raygnn.tasks.calibration import calibrations
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
-from raygnn.tasks.losses import own_sources
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Evaluation, user_hooks
-from raygnn.worker.comm.guard import Guard
-from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.comm.reduction import Reduction, shard_optimizer
+from raygnn.worker.comm.reduction import shard_optimizer
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane
+from raygnn.worker.rank_setup import RankSetup, Runtime, cause_of, total_steps
 from raygnn.worker.records import Closing, Records
-from raygnn.worker.stragglers import Stragglers
 from raygnn.worker.transfer import Transfer
 
 T = TypeVar("T")
@@ -54,65 +39,15 @@ _LAST_WORDS = 5.0  # seconds that a failed rank waits for a checkpoint under way
 log = logging.getLogger("raygnn")
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """Environment of a rank, which Ray Train, or a test, provides.
-
-    Attributes:
-        strategy: class of Lightning's data-parallel strategy.
-        environment: describes the ranks to Lightning.
-        send_files: sends this rank's files, checkpoints aside, to the command's run directory, if
-            that is another one.
-    """
-
-    world: World
-    device: torch.device
-    strategy: type[DDPStrategy]
-    environment: ClusterEnvironment
-    send_files: Callable[[], None]
-
-
-@contextmanager
-def cause_of(loader: BatchLoader) -> Iterator[None]:
-    """Raise the loader's failure in place of another one, which is its consequence."""
-    try:
-        yield
-    except Exception as error:
-        if loader.failure in (None, error):
-            raise
-        raise loader.failure from None
-
-
-def total_steps(config: Config, steps_per_epoch: int) -> int:
-    steps = config.train.epochs * steps_per_epoch
-    return min(steps, config.train.max_steps or steps)
-
-
-class Rank:
+class Rank(RankSetup):
     """One rank of a run; resumes from the run's newest checkpoint, if there is one."""
 
     def __init__(self, job: Job, runtime: Runtime):
-        self.job = job
-        self.config = config = job.config
-        self.start = job.control.snapshot()
-        self.runtime = runtime
-        torch.set_num_threads(config.cluster.cpus_per_worker)
-        self.ranks = Ranks.join(config, runtime.world, runtime.device)
-        self.control = self.ranks.control
-        self.events = Events(job.run_dir / "logs" / EVENTS)
-        self.reduction = Reduction(self.ranks)
-        self.guard = Guard(
-            self.control,
-            config.guard,
-            own_steps=bool(config.own_steps),
-            callbacks=config.train.callbacks,
-        )
-        tell = self.events.tell if self.ranks.first else lambda text: None
-        self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
+        super().__init__(job, runtime)
         self.directory = job.run_dir / "checkpoints"
         # the run's remote checkpoints; None = they are in the directory
-        self.place = RemoteCheckpoints.from_config(config)
-        self.storage_timeout = config.fault.storage_timeout.seconds
+        self.place = RemoteCheckpoints.from_config(job.config)
+        self.storage_timeout = job.config.fault.storage_timeout.seconds
 
     def run(self) -> dict[str, Any]:
         """Train, then test; return the summary's figures, which are equal on all ranks."""
@@ -359,100 +294,3 @@ class Rank:
             is_current=is_current,
             pause=partial(records.pause, "checkpoint"),
         )
-
-    def records(self, keep: int | None) -> Records:
-        """Return the records of training; ``keep``: last step whose earlier records stay."""
-        job = self.job
-        files = (METRICS, RANKS) if self.ranks.first else ()
-        return Records(
-            self.control,
-            [MetricsWriter(job.run_dir / name, keep, job.patience) for name in files],
-            self.stragglers,
-            lambda: (self.reduction.bytes, self.ranks.sent_bytes),
-            lambda: self.guard.skipped_steps,
-            job,
-        )
-
-    def loader(self, maker: Maker) -> BatchLoader:
-        train, plan = self.config.train, maker.plan
-        limit = train.epochs * plan.steps_per_epoch
-        if train.max_steps:
-            limit = min(limit, plan.batches_until(train.max_steps))
-        return BatchLoader(
-            maker,
-            prefetch=self.config.sampling.prefetch,
-            limit=limit,
-            across=train.patience is None,
-            alarm=self.ranks.alarm(),
-            note=blackbox.note,
-            pin=self._pin(),
-            side=self._side(),
-        )
-
-    def _pin(self) -> torch.device | None:
-        """Return the GPU for which batches are copied to page-locked memory; None without one."""
-        device = self.runtime.device
-        return device if device.type == "cuda" else None
-
-    def _side(self) -> SideStream | None:
-        """Return the stream on which batches are copied to the GPU during training, or None."""
-        device = self.runtime.device
-        return SideStream(device) if device.type == "cuda" else None
-
-    def _ddp(self) -> dict[str, Any]:
-        comm = self.config.comm
-        return {
-            "bucket_cap_mb": comm.bucket_cap_mb,
-            "find_unused_parameters": comm.find_unused_parameters,
-            "gradient_as_bucket_view": True,
-        }
-
-    def options(self) -> dict[str, Any]:
-        """Return all options of the training that must be equal on all ranks."""
-        config = self.config
-        sections = {"train": config.train, "guard": config.guard, "task": config.task}
-        sections |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
-        return {
-            **self._ddp(),
-            "compression": config.comm.compression,
-            "overlap": config.comm.overlap,
-            "shard": config.comm.shard,
-            "compared": self.ranks.compared,
-            "precision": config.precision,
-            "batch_size": config.sampling.batch_size,
-            **{
-                f"{name}.{key}": value
-                for name, section in sections.items()
-                for key, value in section.model_dump().items()
-            },
-            **{
-                f"{name or 'task'}.{key}": digest
-                for name, one in config.by_task.items()
-                for key, digest in own_sources(one.task).items()
-            },
-        }
-
-    def trainer(self, callbacks: list[pl.Callback], saver: CheckpointIO | None) -> pl.Trainer:
-        """Return Lightning's trainer; ``saver`` None = no checkpoints."""
-        config, on_gpu = self.config, self.runtime.device.type == "cuda"
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-        trainer = pl.Trainer(
-            accelerator="gpu" if on_gpu else "cpu",
-            devices="auto" if on_gpu else 1,
-            strategy=self.runtime.strategy(**self._ddp()),
-            plugins=[self.runtime.environment, *([saver] if saver else [])],
-            precision=config.arithmetic.autocast,
-            max_epochs=config.train.epochs,
-            max_steps=config.train.max_steps or -1,
-            accumulate_grad_batches=config.train.accumulate,
-            gradient_clip_val=config.train.clip,
-            callbacks=callbacks,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-        )
-        compat.lean_steps(trainer)
-        return trainer

@@ -34,7 +34,8 @@ from raygnn.runs.run_directory import RunDir, read_config
 from raygnn.sampling.exchange import Exchange
 from raygnn.storage.remote import AnyPath
 from raygnn.worker.job import Job, TaskTarget
-from raygnn.worker.rank import Rank, Runtime
+from raygnn.worker.rank import Rank
+from raygnn.worker.rank_setup import Runtime
 from tests.support.graphs import ensure_collection, ensure_partition
 from tests.support.ranks import run_ranks
 

@@ -16,7 +16,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
-from raygnn.worker.rank import Rank, Runtime
+from raygnn.worker.rank import Rank
+from raygnn.worker.rank_setup import Runtime
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, slow_but, train_on_ranks
 

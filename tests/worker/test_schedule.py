@@ -16,7 +16,7 @@ from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.config.schema import Config, ScheduleConfig, TrainConfig
 from raygnn.runs.run import Run
 from raygnn.tasks.optimizer import make_optimizer, with_schedules
-from raygnn.worker.rank import total_steps
+from raygnn.worker.rank_setup import total_steps
 from tests.driver.test_resume import cut
 from tests.support.small_jobs import JobFactory, selected, train_on_ranks
 
