@@ -60,7 +60,9 @@ def storage(parser: argparse.ArgumentParser, text: str) -> None:
 def overwrite_or_resume(parser: argparse.ArgumentParser) -> None:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    choice.add_argument("--resume", action="store_true", help="resume from its newest checkpoint")
+    choice.add_argument(
+        "--resume", action="store_true", help="continue an earlier run of the same name"
+    )
 
 
 def load(args: argparse.Namespace, **sections: Any) -> Any:

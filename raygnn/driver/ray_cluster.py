@@ -210,7 +210,8 @@ class RayCluster:
                     if not self.local or self._done.is_set() or isinstance(error, RaygnnError):
                         raise
                     # on a loaded machine Ray's processes miss Ray's deadlines
-                    self._tell(f"Ray did not start ({type(error).__name__}): trying again")
+                    reason = next(iter(str(error).splitlines()), type(error).__name__)
+                    self._tell(f"Ray did not start: {reason}; trying again")
                     self._cleanup.close()
                     self._start()
             except BaseException as error:

@@ -83,14 +83,14 @@ class TrainingProgress:
 
     def __init__(self, steps_per_epoch: int, total_steps: int):
         # called with each plain line: at an evaluation, at most every second, and every 5 seconds
-        # between evaluations
+        # between evaluations, without the metrics of the last one
         self.on_line: Callable[[str], None] | None = None
         self._steps_per_epoch = max(1, steps_per_epoch)
         self._total = max(1, total_steps)
         self._now = time.monotonic
         self._last_line = ""
         self._last_line_at = -math.inf  # by our clock
-        self._last_line_time = -math.inf  # by the training's
+        self._last_evaluation = -math.inf  # of a line, by the training's clock
         self._first: tuple[int, float] | None = None
         self._step = 0
         self._time = 0.0
@@ -104,13 +104,16 @@ class TrainingProgress:
             self._first = (self._step, self._time)
         shown = ("train/loss", "seeds_per_second", "val/")
         values = {k: v for k, v in record.items() if k.startswith(shown)}
-        self._values |= {k: v for k, v in values.items() if isinstance(v, (int, float))}
         evaluated = any(key.startswith("val/") for key in values)
+        if self.on_line and not evaluated:
+            self._values = {k: v for k, v in self._values.items() if not k.startswith("val/")}
+        self._values |= {k: v for k, v in values.items() if isinstance(v, (int, float))}
         due = self._now() - self._last_line_at >= _SECONDS_BETWEEN_LINES
-        due |= evaluated and self._time - self._last_line_time >= _SECONDS_BETWEEN_EVALUATIONS
+        due |= evaluated and self._time - self._last_evaluation >= _SECONDS_BETWEEN_EVALUATIONS
         if self.on_line and due and self.unsaid():
-            self._last_line = self.line()
-            self._last_line_at, self._last_line_time = self._now(), self._time
+            self._last_line, self._last_line_at = self.line(), self._now()
+            if evaluated:
+                self._last_evaluation = self._time
             self.on_line(self._last_line)
 
     def line(self) -> str:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +32,7 @@ from raygnn.worker.planes.prediction_rows import read_wanted
 if TYPE_CHECKING:
     import pandas
 
+_PACKAGES = ("fastapi", "uvicorn")  # of ray[serve]
 _DEADLINE = 60.0  # seconds for a request
 _POLL = 1.0  # seconds between checks of Ray
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -73,6 +75,8 @@ def serve(
         PreflightError: the packages of Ray Serve are missing, or Ray does not start.
         TrainingError: the model could not be loaded, or Ray died.
     """
+    if any(find_spec(name) is None for name in _PACKAGES):
+        raise PreflightError("Ray Serve is not installed", remedy='pip install "raygnn[serve]"')
     if address is not None:
         overrides = [*overrides, f"cluster.address={address}"]
     show = display_of(display, verbose)
@@ -96,13 +100,10 @@ def serve(
             _check_port(host, port)
         with show.stage("Ray"):
             cluster.wait()
-        try:
-            from ray import serve as ray_serve  # reads variables that the start of Ray sets
+        from ray import serve as ray_serve  # reads variables that the start of Ray sets
 
-            from raygnn.serving.application import app
-        except ImportError as error:
-            what = f"Ray Serve is not installed: {error}"
-            raise PreflightError(what, remedy='pip install "raygnn[serve]"') from None
+        from raygnn.serving.application import app
+
         _check_room(config.cluster.cpus_per_worker, replicas)
         name = config.name
         options |= {"overrides": overrides, "replicas": replicas, "updates": updates}

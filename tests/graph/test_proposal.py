@@ -151,6 +151,7 @@ def test_files_are_relative_to_the_description(
 
 
 def test_what_is_no_directory_of_tables(tmp_path: Path) -> None:
-    assert_refused(lambda: propose(str(tmp_path / "none"), tmp_path), ["no CSV or Parquet", "none"])
+    assert_refused(lambda: propose(str(tmp_path / "none"), tmp_path), ["no such directory", "none"])
+    assert_refused(lambda: propose(str(tmp_path), tmp_path), ["no CSV or Parquet"])
     (tmp_path / "x.parquet").write_bytes(b"PAR1 not")
     assert_refused(lambda: propose(str(tmp_path), tmp_path), ["x.parquet", "correct the file"])

@@ -218,6 +218,21 @@ def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
         assert re.fullmatch("[━╸╺]+", bar.replace(" ", "")), bar
 
 
+def test_plain_lines_have_the_metrics_of_their_own_step() -> None:
+    """Also of an evaluation right after a line that was due between evaluations."""
+    lines: list[str] = []
+    progress = TrainingProgress(10, 20)
+    progress.on_line = lines.append
+    for step, when, key in ((10, 1.0, "val/f1"), (14, 6.5, "train/loss"), (20, 7.0, "val/f1")):
+        progress._now = lambda when=when: when  # type: ignore[misc]
+        progress.update({"step": step, "time": when, key: when})
+    assert [re.sub(r"  \S+ left", "", line) for line in lines] == [
+        "epoch 1/2  step 10/20  val/f1 1.0000",
+        "epoch 2/2  step 14/20  loss 6.5000",
+        "epoch 2/2  step 20/20  loss 6.5000  val/f1 7.0000",
+    ]
+
+
 @pytest.mark.parametrize("width", [30, 60])
 def test_a_stage_takes_one_line(width: int) -> None:
     screen = Screen(terminal=True, width=width)

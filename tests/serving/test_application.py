@@ -263,6 +263,12 @@ def test_what_is_refused_before_anything_starts(place: Path, port: int) -> None:
     assert ray.is_initialized()
 
 
+def test_ray_serve_is_looked_for_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raygnn.serving.commands._PACKAGES", ("none_of_this_name",))
+    with pytest.raises(PreflightError, match="Ray Serve is not installed"):
+        serve_until_stopped(place / "runs" / "none", display=False)
+
+
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 class Idle:
     pass

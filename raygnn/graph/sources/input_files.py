@@ -40,7 +40,7 @@ def check_file(path: AnyPath) -> int:
     try:
         status = path.stat()
     except FileNotFoundError:
-        remedy = "check the path; a relative one is taken from the directory of the config file"
+        remedy = "check the path; in a config file it is relative to the file's directory"
         raise refused("the file does not exist", remedy) from None
     except (OSError, ValueError) as error:
         remedy, reason = "check the path and the rights", getattr(error, "strerror", error)

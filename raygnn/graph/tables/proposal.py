@@ -74,6 +74,9 @@ def propose(source: str, base: Path) -> str:
         if source.startswith("env:") or "://" in source:
             given = export(source, base, Path(place))
         else:
+            if not Path(source).is_dir():
+                remedy = "name a directory with tables, or a database: env:DATABASE_URL"
+                raise DataError("there is no such directory", where=source, remedy=remedy)
             files = [one for one in sorted(Path(source).absolute().glob("*")) if is_table(one)]
             given = {file: {"files": os.path.relpath(file, base)} for file in files}
         if not given:
