@@ -196,11 +196,8 @@ def recommend(
         what = "in a run with sampling.time, lists depend on the time"
         remedy = "set it, such as --at 2026-01-31"
     elif k % 1 != 0 or not 1 <= k <= LARGEST:
-        what, where, remedy = (
-            "lists need a length of 1 or more",
-            f"--k {k}",
-            "pass an integer from 1",
-        )
+        what, where = f"lists need a length from 1 to {LARGEST}", f"--k {k}"
+        remedy = "pass an integer in this range"
     elif known not in ("exclude", "keep"):
         what, where, remedy = "known is exclude or keep", f"known={known!r}", "pass one of these"
     if what is not None:

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
-from raygnn.graph.data import (
-    TABLE,
-    EdgeSplit,
-    EdgeTarget,
-    NegativeLists,
-    TrainingRows,
-    etype_str,
-)
+from raygnn.graph.data import TABLE, EdgeSplit, EdgeTarget, NegativeLists, TrainingRows, etype_str
 from raygnn.runs.run_directory import lost
 from raygnn.util.files import AWAY, retry
 from raygnn.worker.control import Control, ControlHandle

@@ -51,12 +51,14 @@ class Runtime:
 @contextmanager
 def cause_of(loader: BatchLoader) -> Iterator[None]:
     """Raise the loader's failure in place of another one, which is its consequence."""
+    failure = None
     try:
         yield
     except Exception as error:
-        if loader.failure in (None, error):
+        if (failure := loader.failure) in (None, error):
             raise
-        raise loader.failure from None
+    if failure is not None:  # with its own cause
+        raise failure
 
 
 def total_steps(config: Config, steps_per_epoch: int) -> int:

@@ -146,7 +146,7 @@ def test_graphs(tmp_path: Path) -> None:
         (None, [1, 1], "for a list of nodes only"),
         ("some", [1], "2 layers"),
         ("some", [1, -2], "-2 is not between -1 and"),
-        ("some", [1, 2**31], "2147483648 is no number"),
+        ("some", [1, 2**31], "2147483648 is not between"),
         ("gone", None, "no such file"),
         ("empty", None, "no ids"),
         ("latin", None, "UTF-8"),

@@ -235,8 +235,9 @@ def test_scores_that_are_nan_are_no_lists(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, "lists need a length of 1 or more"),
-        ({"k": 2.5}, "lists need a length of 1 or more"),
+        ({"k": 0}, "lists need a length from 1"),
+        ({"k": 2.5}, "lists need a length from 1"),
+        ({"k": 2**31}, "to 2147483647"),
         ({"known": "excluded"}, "known is exclude or keep"),
         ({"at": 3}, "the run was trained without times"),
         ({"ids": "none.txt"}, "there is no such file"),

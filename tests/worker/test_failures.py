@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from raygnn.worker import blackbox, main
 from raygnn.worker import failures as faults
 from raygnn.worker.failures import describe
 from raygnn.worker.job import Job
+from raygnn.worker.rank_setup import cause_of
 from tests.support.small_jobs import JobFactory, train_on_ranks
 
 
@@ -115,6 +117,16 @@ def test_exceptions_that_end_loops_are_reported(
     with pytest.raises(RuntimeError, match=f"{kind}: enough was raised in the model") as caught:
         train_on_ranks(config)
     assert "unfit.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("cause", [OSError(errno.EIO, "Input/output error"), None])
+def test_a_batch_that_fails_keeps_its_cause(cause: OSError | None) -> None:
+    """Storage that is away ends the attempt only, and bad data the run, whatever failed next."""
+    failure: Any = SimpleNamespace(failure=DataError("cannot be read", where="/parts/feat.npy"))
+    failure.failure.__cause__ = cause
+    with pytest.raises(DataError) as caught, cause_of(failure):
+        raise RuntimeError("Connection closed by peer")
+    assert describe(caught.value, 1, "", []).final is (cause is None)
 
 
 @pytest.mark.parametrize(
