@@ -56,16 +56,16 @@ LINES_TODAY = {
     "preflight": 2_568,
     "storage": 767,
     "checkpoint": 1_752,
-    "worker": 8_297,
+    "worker": 8_292,
     "driver": 4_021,
-    "prediction": 1_344,
+    "prediction": 1_341,
     "search": 1_028,
     "serving": 2_351,
     "runs": 4_392,
     "jobs": 1_182,
     "cli": 812,
-    "package": 60_056,
-    "tests": 60_565,
+    "package": 60_048,
+    "tests": 60_578,
 }
 MODULES, MODULES_TODAY = 189, 231
 FOLDER_MODULES = 14
