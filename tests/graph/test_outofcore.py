@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.errors import DataError, InputError
-from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore import disk_graph, edge_shuffle, workspace
+from raygnn.graph.data import GraphData, NodeFrame
+from raygnn.graph.outofcore import disk_graph, edge_shuffle, graph_stages, workspace
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import make_partition, partition_out_of_core
 from raygnn.graph.outofcore.graph_stages import needs, read_graph, size_of
@@ -34,7 +34,7 @@ from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.read import part_facts
 from raygnn.graph.partition.stream import assign, in_one_space
 from raygnn.graph.sources import digest as sources_digest
-from raygnn.graph.sources import load_graph
+from raygnn.graph.sources import load_graph, normalize
 from raygnn.graph.sources.ogb import archived
 from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
@@ -224,7 +224,7 @@ def assert_as_in_memory(graph: GraphConfig, root: Path, parts: int) -> None:
 # not shrunk, since each example is slow
 @settings(max_examples=6, deadline=None, phases=(Phase.reuse, Phase.generate))
 @given(
-    features=st.sampled_from(["float32", "float16", "float64", "uint8", ">f4"]),
+    features=st.sampled_from(["float32", "float16", "float64", "uint8", "int64", ">f4"]),
     packed=st.booleans(),
     fortran=st.booleans(),
     parts=st.integers(1, 3),
@@ -238,6 +238,20 @@ def test_archives_are_read_as_they_are_in_memory(
         root = Path(place)
         graph = write_archives(root, features=features, packed=packed, fortran=fortran)
         assert_as_in_memory(graph.model_copy(update=keys), root, parts)
+
+
+@pytest.mark.parametrize("method", ["row", "standard"])
+def test_integers_are_scaled_as_they_are_in_memory(method: str, tmp_path: Path) -> None:
+    """Computed in float32, the dtype of a type without nodes as well."""
+    feat = np.random.default_rng(0).integers(-(2**40), 2**40, (50, 3))
+    nodes = {t: NodeFrame(len(rows), {"feat": rows}) for t, rows in (("a", feat), ("b", feat[:0]))}
+    work = Workspace(tmp_path, in_turn, lambda _: None)
+    scaled = graph_stages._scaled(spill(GraphData("", nodes, {}), tmp_path), method, work)
+    normalize(data := GraphData("", nodes, {}), method)
+    for ntype, frame in data.nodes.items():
+        found = scaled.data().nodes[ntype].data["feat"]
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, frame.data["feat"])
 
 
 def test_tables_may_be_read_from_uris(tmp_path: Path) -> None:

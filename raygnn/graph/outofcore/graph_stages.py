@@ -29,6 +29,7 @@ from raygnn.graph.sources.npz_members import Member
 from raygnn.graph.tables.description import EdgeTable, NodeTable
 from raygnn.graph.tables.table_stages import extents, read_tables
 
+_ROWS = 1 << 18  # rows converted at once
 _BYTES = 1 << 24  # bytes unpacked at once
 
 
@@ -119,7 +120,7 @@ def _read_targets(dataset: ogb.Archived, directory: Path) -> dict[str, Any]:
 def _scaled(graph: DiskGraph, method: str, work: Workspace) -> DiskGraph:
     if method == "none":
         return graph
-    arrays = {t: of["feat"] for t, of in graph.node_arrays.items() if len(of.get("feat", ()))}
+    arrays = {t: of["feat"] for t, of in graph.node_arrays.items() if "feat" in of}
     if not arrays:
         normalize(graph.data(), method)  # raises the error
     path, of_nodes, tasks = work.directory("normalize"), dict(graph.node_arrays), []
@@ -134,14 +135,22 @@ def _scaled(graph: DiskGraph, method: str, work: Workspace) -> DiskGraph:
 
 def _normalize(method: str, array: DiskArray, scaled: DiskArray) -> None:
     """Write a scaled copy of a matrix, computed in at least float32."""
-    shape, wide = (len(array), *array.row_shape), scaled.path.with_suffix(".wide")
-    rows = np.memmap(wide, np.promote_types(scaled.dtype, np.float32), "w+", shape=shape)
-    rows[:] = array.map()
+    dtype = np.promote_types(scaled.dtype, np.float32)
+    wide = DiskArray(scaled.path.with_suffix(".wide"), str(dtype), array.row_shape)
+    _convert(array, wide)
+    rows = wide.map(writable=True)
     normalize(GraphData("", {"": NodeFrame(len(rows), {"feat": rows})}, {}), method)
-    written = np.memmap(scaled.path, scaled.stored, "w+", shape=shape)
-    written[:] = rows
-    written.flush()  # other nodes read the file
-    wide.unlink()
+    _convert(wide, scaled)
+    wide.path.unlink()
+
+
+def _convert(array: DiskArray, to: DiskArray) -> None:
+    """Write rows in another dtype. They are not written by a memory map, since a full disk would
+    kill the process (SIGBUS)."""
+    with Appended(to.path) as file:
+        for start in range(0, len(array), _ROWS):
+            rows = array.read(start, min(start + _ROWS, len(array)))
+            file.add(rows.astype(to.dtype, copy=False))
 
 
 def _with_reverses(graph: DiskGraph) -> DiskGraph:
