@@ -160,6 +160,8 @@ CASES: dict[str, Case] = {
     "an unclosed quote in a column that is not used": (b'id,x,y\na,1,"z\nb,2,y\n',
         ["n.csv", "quote is not closed"]),
     "an unclosed quote after two": (b'id,x\na"c,1\nb,"2""\n', ["n.csv", "quote is not closed"]),
+    "an unclosed quote that ends like an empty value": (
+        b'id,x,y\na,1,z\nb,2,"z,""\n', ["n.csv", "quote is not closed"]),
     "an unclosed quote after a blank": (b'id,x\na,1\n "b,2\n', ["n.csv", "quote is not closed"]),
     "a long value, and a blank before the last quote": (
         b'id,x,y\na,1,"' + b"y" * 200_000 + b'"\nb,2,"z "\n', RIGHT),
@@ -266,6 +268,7 @@ CASES: dict[str, Case] = {
     "a name that is too long": ({}, ["the file can not be read: File name too long"],
         {"files": "n" * 300 + ".csv"}),
     "NUL in a file name": ({}, ["null byte"], {"files": "n\0.csv"}),
+    "NUL in a pattern": ({}, ["null byte"], {"files": "n\0/*.csv"}),
     "10 GiB of zeros after names": ({"n.csv": sparse(b"id,x\n")}, ["n.csv", LONG]),
     "10 GiB of zeros after rows": ({"n.csv": sparse(PLAIN)}, ["n.csv", LONG]),
     "10 GiB of zeros": ({"n.csv": sparse(b"")}, NOT_TEXT),

@@ -163,6 +163,10 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "no nodes section": (spec("nodes", None), ["'nodes' is missing"]),
     "wrong type": (spec("nodes user id", 3), ["nodes.user.id", "expected text, got 3"]),
     "no edge type": (spec("edges bought", SPEC["edges"]["user:bought:item"]), ["no edge type"]),
+    "no edge types": (
+        spec("edges", dict.fromkeys(("bought", "user:saw"), SPEC["edges"]["user:bought:item"])),
+        ["edges.bought (line", "edges.user:saw (line"],
+    ),
     "unknown node type": (
         spec("edges usr:saw:item", SPEC["edges"]["user:bought:item"]),
         ["edges.usr:saw:item (line", "'usr'", "did you mean user?"],

@@ -202,7 +202,7 @@ def test_files_or_sql(tmp_path: Path) -> None:
     for item, fragments in {
         "both": ({**ITEM, "sql": "select 1"}, ["nodes.item", "both say where the rows are"]),
         "neither": ({"id": "sku"}, ["nodes.item", "neither says where the rows are"]),
-        "delimiter": ({"id": "x", "sql": "select 1", "delimiter": ";"}, ["delimiter", "ignored"]),
+        "delimiter": ({"id": "x", "sql": "select 1", "delimiter": ";"}, ["sql is no file"]),
     }.values():
         graph = write_payments(tmp_path, nodes__item=item)
         assert_refused(lambda graph=graph: load_graph(graph), fragments)

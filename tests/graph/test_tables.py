@@ -466,6 +466,20 @@ def test_shares_of_edges_are_of_rows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[len(drawn) :], (drawn == code)[back])
 
 
+def test_a_file_that_is_named_twice_is_read_twice(tmp_path: Path) -> None:
+    count = 100
+    write_table(tmp_path / "n.csv", {"id": list(range(count))})
+    write_table(tmp_path / "e.csv", {"a": list(range(count)), "b": list(range(count))})
+    (tmp_path / "g.yaml").write_text(
+        "nodes: {v: {files: n.csv, id: id}}\n"
+        "edges: {to: {files: [e.csv, e.csv], source: a, target: b, splits: {train: 0.5}}}\n"
+    )
+    edges = load_graph(TablesGraph(format="tables", path=tmp_path / "g.yaml")).edges["v", "to", "v"]
+    np.testing.assert_array_equal(edges.src, [*range(count)] * 2)
+    drawn = draw(RandomSplit(train=0.5), 2 * count)
+    np.testing.assert_array_equal(edges.data["train_mask"], drawn == 0)
+
+
 def test_random_splits_are_of_the_seed_and_the_number() -> None:
     shares = RandomSplit(train=0.6, val=0.1, test=0.2)
     many = draw(shares, 3 << 19)

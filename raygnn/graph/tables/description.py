@@ -129,6 +129,8 @@ class Category(Section):
 class FeatureColumn(Category):
     """A column of features, and its transforms, which apply in the order of these keys."""
 
+    read_if: ClassVar[Conditions] = {}
+
     parts: Annotated[tuple[Part, ...], BeforeValidator(_listed)] = ()
     """For dates: a feature for each part (in UTC), such as weekday."""
     cyclic: Annotated[
@@ -170,7 +172,10 @@ class FeatureColumn(Category):
             message = "log applies to the values themselves, and must come first"
             yield Problem((*at, "scale"), message, "write it before the others")
         if not self.onehot:
-            yield from self.unused(at, "unknown", why="there is no onehot")
+            yield from self.unused(at, "unknown", "min_count", why="there is no onehot")
+        elif self.unknown == "error":
+            why, instead = "there is no bucket", "set unknown: bucket"
+            yield from self.unused(at, "min_count", why=why, instead=instead)
         wrong, kind = ("indicator", "categories") if self.of_words else ("separator", "numbers")
         yield from self.unused(at, wrong, why=f"the values are {kind}")
         if self.since == SEED:
@@ -245,7 +250,6 @@ class Table(Section):
 
     read_if: ClassVar[Conditions] = {
         "url": ("sql",),
-        "delimiter": ("sql", None),
         "label_kind": ("label",),
         "split_words": ("split",),
     }
@@ -302,6 +306,8 @@ class Table(Section):
         if bool(self.files) == (self.sql is not None):
             both = "both say" if self.files else "neither says"
             yield Problem(at, f"files and sql: {both} where the rows are", "set one of them")
+        if self.sql is not None:
+            yield from self.unused(at, "delimiter", why="sql is no file")
         if self.url is not None and not DATABASE.fullmatch(self.url):
             yield Problem((*at, "url"), *NO_DATABASE)
         yield from _several(at, self, ("split", "splits"), "the split of the rows")
@@ -473,12 +479,16 @@ def _several(
 
 def _edge_problems(described: Description) -> Iterator[Problem]:
     """Yield contradictions between edge types, and between edges and their nodes."""
-    try:
-        tables = described.edge_tables
-    except ValueError as error:
-        remedy = "write source:relation:target, such as user:bought:item"
-        yield Problem(("edges", str(error)), f"{show(str(error))} is no edge type", remedy)
+    wrong = False
+    for name in described.edges:
+        try:
+            described.edge_type(name)
+        except ValueError:
+            wrong, remedy = True, "write source:relation:target, such as user:bought:item"
+            yield Problem(("edges", name), f"{show(name)} is no edge type", remedy)
+    if wrong:
         return
+    tables = described.edge_tables
     if not tables:
         remedy = "add edges, or keys to the nodes, which make edges"
         yield Problem(("edges",), "there are no edges", remedy)

@@ -61,7 +61,7 @@ def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) 
             remote = RemotePath.of(Uri(pattern), "files")
             is_pattern = glob.has_magic(remote.name)
             found = remote.parent.glob(remote.name) if is_pattern else [remote]
-        elif glob.has_magic(pattern) and not os.path.exists(base / pattern):
+        elif glob.has_magic(pattern) and "\0" not in pattern and not os.path.exists(base / pattern):
             found = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
         if not found:
             where = None if base == Path() else str(base)

@@ -276,10 +276,11 @@ def _edges(
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
     groups = list(_groups(files, least))  # one group if rows are numbered, over all files
     sizes = [sum(file.stat().st_size for file in group) for group in groups]
-    starts = dict(zip(files, columns.starts, strict=False))
+    before = itertools.accumulate(map(len, groups[:-1]), initial=0)  # files before each group
+    starts = [columns.starts[at] if columns.starts else 0 for at in before]
     tasks = [
-        (group, starts.get(group[0], 0), columns, ends, place / str(at))
-        for at, group in enumerate(groups)
+        (group, start, columns, ends, place / str(at))
+        for at, (group, start) in enumerate(zip(groups, starts, strict=True))
     ]
     counts = work.run(stage, _read_edges, tasks, sizes)
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
