@@ -247,13 +247,13 @@ class Run:
     def _ask(self, verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Run a verb on this run. ``given``: a method's arguments, of which None and False are
         omitted; lists of ids and frames become files."""
-        options = {
-            n: v for n, v in given.items() if n != "self" and v is not None and v is not False
-        }
+        options = {name: value for name, value in given.items() if name != "self"}
         args = [f"--set={override}" for override in options.pop("overrides", ())]
         timeout = options.pop("timeout", 3600.0)
         with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
             for name, value in options.items():
+                if value is None or value is False:
+                    continue
                 if name == "fanout":
                     value = ",".join(map(str, value))
                 if name in ("ids", "candidates", "rows") and not isinstance(value, (str, Path)):

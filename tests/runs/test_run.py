@@ -7,6 +7,7 @@ import os
 import shutil
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,3 +99,11 @@ def test_a_copied_run_reads_the_same(tmp_path: Path) -> None:
 def test_ids_of_several_kinds(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the ids cannot be read"):
         Run(tmp_path).predict(ids=[1, "a"])  # type: ignore[list-item]
+
+
+def test_a_command_may_have_no_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock(return_value={"metrics": {}})
+    monkeypatch.setattr("raygnn.runs.run.run_verb", asked)
+    Run(tmp_path).evaluate(at=0, new_data=True, timeout=None)  # type: ignore[arg-type]
+    args = ("evaluate", str(tmp_path), "--at=0", "--new-data")
+    asked.assert_called_once_with(*args, timeout=None)
