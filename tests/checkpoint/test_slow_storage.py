@@ -138,7 +138,7 @@ def test_rows_that_change_before_they_are_written(
     saving.finish()
     assert not [*tmp_path.glob("*step-*")]
     assert saving.counts == {"saved": 0, "failed": 1, "skipped": 0}
-    reason = "training continued before the embedding rows were written (rank 0) (see"
+    reason = "training continued before the embedding rows were written (rank 0) (find"
     assert reason in told(tmp_path)[0]
 
 
