@@ -461,6 +461,7 @@ def test_many_graphs_that_cannot_be_packed(tmp_path: Path) -> None:
         ({"train": [True, False, True, True]}, "no graph numbers for train"),
         ({"train": "all"}, "no graph numbers for train"),
         ({"train": [[1, 1], [1, 1]]}, "no graph numbers for train"),
+        ({"train": torch.zeros(1).bfloat16()}, "no graph numbers for train"),
     ],
 )
 def test_splits_of_graphs_that_are_refused(splits: Any, match: str, tmp_path: Path) -> None:
@@ -484,7 +485,7 @@ def test_labels_of_graphs(label: Any, wanted: torch.Tensor) -> None:
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("label", ["toxic", np.array(["a"]), ["a"]])
+@pytest.mark.parametrize("label", ["toxic", np.array(["a"]), ["a"], torch.ones(1).bfloat16()])
 def test_labels_of_graphs_that_are_no_numbers(label: Any) -> None:
     with pytest.raises(DataError, match="here: label"):
         datasets._label(label, "here")

@@ -153,6 +153,7 @@ CASES: dict[str, Case] = {
     "doubled quotes": (loop(b'id,x\n"a""c",1\nb,2\n'), (['a"c', "b"], [1, 2], [(1, 1)])),
     "a quote within": (loop(b'id,x\na"c,1\nb,2\n'), (['a"c', "b"], [1, 2], [(1, 1)])),
     "a blank before a quote": (b'id,x\n "a",1\nb, "2"\n', RIGHT),
+    "a blank after a quote, and no value at the end": (b'id,x,y\na,1,"z" \nb,2,""\n', RIGHT),
     "a separator in other quotes": (b"id,x\n'a,b',1\n", ["n.csv, row 1 (line 2)", "3 columns"]),
     "a quote that is escaped": (b'id,x\na,1\n"a\\"c",2\n',
         ["n.csv, after line 2", "expected after"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,14 @@ def test_lists_have_the_neighbours(
                 step = len(all_of_them) / max(len(some), 1)
                 for at, neighbour in enumerate(some):
                     assert neighbour in all_of_them[int(at * step) : int((at + 1) * step) + 1]
+
+
+def test_lists_that_are_cut_short_are_not_used(scratch: Path) -> None:
+    edges = chunks(np.arange(50), np.arange(50) + 1, 50)
+    with NeighbourLists(51, edges, scratch, itertools.repeat(None)) as lists:
+        os.truncate(scratch / "neighbours", 200)
+        with pytest.raises(OSError, match="only 50 of 100 ids can be read back"):
+            list(lists.blocks())
 
 
 def communities(sizes: list[int], degree: int, across: float) -> tuple[int, np.ndarray, np.ndarray]:

@@ -16,10 +16,12 @@ oscillate. The result depends on the order of the edges and the groups, but not 
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -51,6 +53,7 @@ _NEIGHBOURS = 1 << 16
 _CHUNK = 1 << 20  # edges or neighbours in memory at once
 # Lists are sorted by ranges of nodes: at least so many neighbours each, at most so many ranges.
 _RANGE, _RANGES = 1 << 22, 128
+_OTHER_EDGES = "the second pass over the edges yields other edges than the first"
 
 
 def assign(
@@ -226,20 +229,19 @@ class NeighbourLists:
                     file.write(some.data)
                 ends += counts
         lengths = np.minimum(self.degrees, _NEIGHBOURS)
-        complete = np.array_equal(ends, starts[1:])
+        if not np.array_equal(ends, starts[1:]):
+            raise ValueError(_OTHER_EDGES)
         with self._pairs.open("rb") as source, self._file.open("wb") as file:
             for first, last, num in zip(nodes[:-1], nodes[1:], np.diff(starts), strict=True):
                 at = np.cumsum(lengths[first:last], dtype=np.int64) - lengths[first:last]
                 ids = np.zeros(int(lengths[first:last].sum(dtype=np.int64)), self.index)
                 seen = np.zeros(last - first, np.uint32)
                 for begin in range(0, int(num), _CHUNK):
-                    pairs = np.fromfile(source, self.index, 2 * min(_CHUNK, int(num) - begin))
-                    complete = complete and edge_kernels.put_neighbours(
-                        pairs, first, at, self.degrees, lengths, seen, ids
-                    )
+                    pairs = _read(source, self.index, 2 * min(_CHUNK, int(num) - begin))
+                    state = first, at, self.degrees, lengths, seen, ids
+                    if not edge_kernels.put_neighbours(pairs, *state):
+                        raise ValueError(_OTHER_EDGES)
                 file.write(ids.data)
-        if not complete:
-            raise ValueError("the second pass over the edges yields other edges than the first")
         self._pairs.unlink()
         ends = np.cumsum(lengths, dtype=np.int64)
         cuts = np.searchsorted(ends, np.arange(_CHUNK, ends[-1], _CHUNK)) + 1
@@ -251,7 +253,15 @@ class NeighbourLists:
         with self._file.open("rb") as file:
             for first, last in itertools.pairwise(self._blocks.tolist()):
                 lengths = np.minimum(self.degrees[first:last], _NEIGHBOURS)
-                yield first, lengths, np.fromfile(file, self.index, int(lengths.sum()))
+                yield first, lengths, _read(file, self.index, int(lengths.sum()))
+
+
+def _read(file: BinaryIO, dtype: type[np.integer[Any]], num: int) -> Array:
+    """Read ids. Raises OSError if there are fewer, because the kernels do not check bounds."""
+    ids = np.fromfile(file, dtype, num)
+    if len(ids) < num:  # also after errors of the disk, which NumPy does not report
+        raise OSError(errno.EIO, f"only {len(ids)} of {num} ids can be read back", file.name)
+    return ids
 
 
 def _clusters(lists: NeighbourLists, parts: int, most: int) -> tuple[Array, int]:

@@ -426,12 +426,13 @@ def _to_array(values: Any) -> Array | None:
     """Convert numbers to an array of their dtype (Python's floats: float32); None for others."""
     import torch
 
-    if isinstance(values, torch.Tensor):
-        return np.asarray(values.detach().cpu())
-    if not isinstance(values, (np.ndarray, np.generic, int, float, list, tuple, range)):
-        return None
+    numbers = np.ndarray, np.generic, int, float, list, tuple, range
     try:
+        if isinstance(values, torch.Tensor):
+            return np.asarray(values.detach().cpu())
+        if not isinstance(values, numbers):
+            return None
         dtype = torch.int64 if np.shape(values) == (0,) else None
         return np.asarray(torch.tensor(values, dtype=dtype))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # numpy lacks bfloat16
         return None

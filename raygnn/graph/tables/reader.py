@@ -235,7 +235,10 @@ class TableReader:
                 end = end[-_END:] + block
         if len(end) > _START and not re.search(rb"[\r\n]", end[-_START:]):
             return True
-        return bool(re.search(rb'(^|[\r\n "%b])"[^"]*\Z' % re.escape(mark), end))
+        at = end.rfind(b'"')
+        before, after = end[:at][-2:], end[at + 1 : at + 2]
+        is_empty = before == mark + b'"' and after in (mark, b"\r", b"\n", b"")
+        return at >= 0 and not is_empty and before[-1:] in (mark, b"\r", b"\n", b"", b" ", b'"')
 
     def _dialect(self, file: AnyPath) -> dict[str, Any]:
         """Return options of `csv.reader`; like DuckDB, it accepts spaces before a quote."""
