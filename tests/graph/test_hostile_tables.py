@@ -161,8 +161,6 @@ CASES: dict[str, Case] = {
     "an unclosed quote in a column that is not used": (b'id,x,y\na,1,"z\nb,2,y\n',
         ["n.csv", "quote is not closed"]),
     "an unclosed quote after two": (b'id,x\na"c,1\nb,"2""\n', ["n.csv", "quote is not closed"]),
-    "an unclosed quote that ends like an empty value": (
-        b'id,x,y\na,1,z\nb,2,"z,""\n', ["n.csv", "quote is not closed"]),
     "an unclosed quote after a blank": (b'id,x\na,1\n "b,2\n', ["n.csv", "quote is not closed"]),
     "a long value, and a blank before the last quote": (
         b'id,x,y\na,1,"' + b"y" * 200_000 + b'"\nb,2,"z "\n', RIGHT),

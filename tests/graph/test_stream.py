@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
@@ -248,6 +248,7 @@ def test_ids_out_of_range_are_refused(scratch: Path, bad: int) -> None:
 
 
 @given(edge_lists(), st.one_of(edge_lists(), st.integers(0, 5)), st.sampled_from([8, 1 << 20]))
+@example(graph=(3, np.array([0]), np.array([1])), other=1, size=8)
 def test_passes_that_differ_are_refused(
     scratch: Path,
     graph: tuple[int, np.ndarray, np.ndarray],
@@ -300,6 +301,7 @@ def test_groups_are_types_and_training_nodes() -> None:
     st.sampled_from([1, 64]),
     st.lists(st.integers(0, 60), min_size=1),
 )
+@example(0, 12, 1, [60, 1, 60])
 def test_labels_are_counted(seed: int, kinds: int, step: int, lengths: list[int]) -> None:
     """The same table serves lists of any length, also if many labels have one hash."""
     rng = np.random.default_rng(seed)
