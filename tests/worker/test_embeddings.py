@@ -193,7 +193,7 @@ def test_a_resumed_run(
     for name in ("row", "best", *state):
         values = []
         for place in (old, new):
-            files = store.read_manifest(place).rows
+            files = store.read_manifest(place).manifest.rows
             assert files is not None
             assert files.steps == 12
             values.append(rows_in(place, files, name)["_N"])
@@ -370,7 +370,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_step_out(
     run = train_on_ranks(make_job(**wanted))
     assert run.summary["skipped"]["steps"] == 1
     places = [run.path / "checkpoints" / f"step-{step:010d}" for step in (2, 3, 4)]
-    states = [store.read_manifest(place).rows for place in places]
+    states = [store.read_manifest(place).manifest.rows for place in places]
     assert [s.steps for s in states if s] == [2, 2, 3]
     found = [rows_in(place, files)["_N"] for place, files in zip(places, states) if files]
     assert (found[0] == found[1]).all()
