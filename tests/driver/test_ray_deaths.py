@@ -338,7 +338,7 @@ def test_a_ray_that_does_not_start_is_tried_again_and_leaves_its_logs(
             with pytest.raises(PreflightError, match="no answer") as error:
                 cluster.wait()
             assert str(config.run_dir / "logs" / "ray") in str(error.value.remedy)
-    assert said == ["Ray did not start (ConnectionError): trying again"]
+    assert said == ["Ray did not start: no answer; trying again"]
     assert len(begun) == 2
     assert not [*(tmp_path / "t").iterdir()]
     kept = config.run_dir / "logs" / "ray" / "gcs_server.out"

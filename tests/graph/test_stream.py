@@ -219,6 +219,15 @@ def test_metis_cuts_light_edges(scratch: Path) -> None:
         assert (part[pairs] == part[pairs + 1]).all()
 
 
+def test_edges_of_clusters_count_once_whatever_the_degrees(scratch: Path) -> None:
+    hub, leaves = np.zeros(9, np.int64), np.arange(1, 10)
+    edges = chunks(hub, leaves, 4)
+    with NeighbourLists(10, edges, scratch, itertools.repeat(None)) as lists:
+        coarse = stream._coarse_graph(lists, np.arange(10), 10)
+    assert coarse.toarray()[0].tolist() == [0, *[1] * 9]
+    assert coarse.sum() == 18
+
+
 def test_many_parts(scratch: Path) -> None:
     num, src, dst = communities([10] * 60, 6, 0.1)
     part = assign_by_streaming(num, chunks(src, dst, 100), 300, scratch)

@@ -210,7 +210,7 @@ def _count_labels(neighbours, labels, slots, names, counts):  # type: ignore[no-
 
 @njit(**_COMPILE)
 def _tables(lengths, dtype):  # type: ignore[no-untyped-def]
-    """Return what `_count_labels` needs for lists of such lengths."""
+    """Allocate the hash table, names and counts of `_count_labels`, for lists of these lengths."""
     longest = np.int64(max(lengths.max(), 1))
     return np.full(4 * longest, -1, np.int32), np.empty(longest, dtype), np.empty(longest, np.int64)
 
