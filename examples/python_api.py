@@ -16,7 +16,7 @@ config = raygnn.load_config(
     train={"epochs": 3, "lr": 0.01},  # sections given by name override the mapping
 )
 
-report = raygnn.check(config)  # nothing is written or started
+report = raygnn.check(config)  # starts no training
 assert report.ok, report.findings
 raygnn.partition(config)  # does nothing when it has been done
 run = raygnn.train(config, overwrite=True)  # blocks; shows progress
