@@ -177,7 +177,7 @@ def partition(
 def check(
     config: ConfigSource, *, graph: Any = None, verbose: bool = False, display: bool = True
 ) -> Report:
-    """Validate the input, and check that the job can run here, without a training or a run directory.
+    """Validate the input, and check that the job can run here; no training starts.
 
     An unpartitioned graph is read and checked, unless it is to be partitioned out of core.
     ``graph``: see `raygnn.train`.
