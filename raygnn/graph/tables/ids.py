@@ -171,8 +171,7 @@ class Ends:
     ):
         self.columns, self.ids, self._missing = columns, ids, missing
         self._nulls = [*[False] * (len(columns) - 1), nulls]
-        # DuckDB builds one hash table for each end, even if both have the same type
-        self._database: Connection = connect(spill, _HASHED * sum(map(len, ids)))
+        self._database: Connection = connect(spill, _HASHED * max(map(len, ids)))
 
     def close(self) -> None:
         self._database.close()
@@ -189,20 +188,22 @@ class Ends:
         """Yield the node numbers of each end for some rows at a time, in row order. Numbers below 0
         mark rows to drop. Raises DataError for unknown ids, unless they are to be dropped."""
         self._register()
-        ends = range(len(self.ids))
-        joins = " ".join(f"left join ids{at} on end{at} = ids{at}.id" for at in ends)
-        columns = ", ".join(f"coalesce(ids{at}.number, if(end{at} is null, -2, -1))" for at in ends)
-        query, row = f"select {columns} from ends {joins} order by ends.rowid", 0
+        found, row = [f"found{at}" for at in range(len(self.ids))], 0
+        for at, table in enumerate(found):  # in turn: only one hash table at a time
+            number = f"coalesce(number, if(end{at} is null, -2, -1)) as {table}"
+            join = f"ends left join ids{at} on end{at} = ids{at}.id order by ends.rowid"
+            self._database.execute(f"create table {table} as select {number} from {join}")
+        query = f"select * from {' positional join '.join(found)}"
         for batch in self._database.sql(query).to_arrow_reader(_ROWS):
-            found = [to_numpy(array) for array in batch.columns]
+            numbers = [to_numpy(array) for array in batch.columns]
             for at, one in enumerate(self.ids):
-                if self._missing != "drop" and (bad := found[at] == -1).any():
+                if self._missing != "drop" and (bad := numbers[at] == -1).any():
                     row += first(bad)
                     value = f"select end{at} from ends where rowid = {row}"
                     (unknown,) = self._database.cursor().execute(value).fetchone()
                     raise reader.error(row, self.columns[at], *one.unknown(unknown))
             row += len(batch)
-            yield found
+            yield numbers
 
     def learn(self, ntype: str) -> pa.ChunkedArray:
         """Add the unknown ids of a type, in order of rows and columns. Return all its ids."""
