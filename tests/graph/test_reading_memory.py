@@ -139,8 +139,8 @@ def test_an_estimate_is_near_what_partitioning_takes(tmp_path: Path) -> None:
         (64, "random", 1.50, 0.56),
         (16, "stream", 1.74, 1.74),
         (16, "random", 1.70, 2.23),
-        (1, "stream", 7.02, 28.1),
-        (1, "random", 7.02, 36.9),
+        (1, "stream", 4.32, 28.1),
+        (1, "random", 4.32, 36.9),
     ],
 )
 def test_an_estimate_is_near_what_partitioning_out_of_core_takes(
