@@ -113,7 +113,6 @@ def run_engine(
             "world": len(group),
             "master": f"{group[0].address}:{PORT}",
             "replicated": replicated,
-            "ntype": "_N",
             "steps": steps,
             "warmup": warmup,
             "threads": threads,

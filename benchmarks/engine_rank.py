@@ -21,12 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raygnn.config.load import load_config
+from raygnn.graph.partition.layout import read_meta
+from raygnn.preflight.partition_facts import edges_of, partition_facts, task_ntype
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import Prefetcher
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, TaskTarget
-from raygnn.worker.planes.node_plane import NodePlane
+from raygnn.worker.planes import open_plane
+from raygnn.worker.planes.plane import Plane
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -45,11 +48,14 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
             timeout=TIMEOUT,
         )
     world = World(rank, size)
+    partition = Path(settings["partition"])
+    facts = partition_facts(config, read_meta(partition))
+    edges: Any = edges_of(config, facts)
     job = Job(
         config=config,
-        partition=Path(settings["partition"]),
-        run_dir=Path(settings["partition"]),
-        goals={"": TaskTarget(settings["ntype"])},
+        partition=partition,
+        run_dir=partition,
+        goals={"": TaskTarget(task_ntype(config, facts.columns), edges)},
         replicated=settings["replicated"],
         started=time.time(),
         global_batch=config.sampling.batch_size * size,
@@ -57,9 +63,9 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     begin = time.perf_counter()
     ranks = Ranks.join(config, world, torch.device("cpu"))
     data = ranks.data
-    plane = NodePlane.open(job, ranks)
+    plane = open_plane(job, ranks)
     module = plane.task()
-    batches = plane.batches(module)
+    batches: Any = plane.batches(module)
     if size > 1:
         module.model = DistributedDataParallel(module.model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(dict(module.named_parameters()), config.train, module.planned, True)
@@ -177,7 +183,7 @@ def _counted(*names: str) -> dict[str, float]:
     return counts
 
 
-def _evaluate(plane: NodePlane, module: Any) -> dict[str, float]:
+def _evaluate(plane: Plane, module: Any) -> dict[str, float]:
     """The metrics of the validation nodes, and the seconds that all ranks took."""
     if plane.ranks.world.size > 1:
         dist.barrier()
