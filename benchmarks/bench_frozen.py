@@ -115,7 +115,7 @@ def ours(patience: float, *settings: str) -> float | None:
                 raise RuntimeError(tail(directory))
             state = read_state(logs / f"rank-{ODD}.state")
             assert state is not None
-            os.kill(state.start.pid, signal.SIGSTOP)
+            os.kill(state.pid, signal.SIGSTOP)
             begin = time.monotonic()
             if not until(lambda: starts() == 2, patience, process):
                 return None

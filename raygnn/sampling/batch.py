@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_NTYPE", "EdgeType", "dgl", "etype_str"]  # models import these from here alone
 
-Note = Callable[..., None]  # reports a thread's phase: ``note(phase, epoch=…, step=…)``
-
-
-def silent(phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
-    """Discard a `Note`."""
-
 
 @dataclass(frozen=True)
 class Adjacency:

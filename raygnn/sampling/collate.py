@@ -17,7 +17,7 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import as_matrix
 from raygnn.graph.collection.mapped_collection import Collection, Sample
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.sampling.batch import GraphBatch, Note, silent
+from raygnn.sampling.batch import GraphBatch
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import SCALE, Inputs
 from raygnn.sampling.plan import SeedPlan, rank_share
@@ -231,7 +231,6 @@ class GraphBatchMaker:
 
     Attributes:
         numbers: of the training graphs, int64 ``[plan.num_seeds]``.
-        note: called with ``"dataset"`` and ``"features"``.
     """
 
     plan: SeedPlan
@@ -239,12 +238,10 @@ class GraphBatchMaker:
     numbers: np.ndarray
     exchange: Exchange
     collate: Collate
-    note: Note = silent
 
     def __call__(self, epoch: int, step: int) -> GraphBatch:
         """Build a batch."""
         begin = time.perf_counter()
-        self.note("dataset", epoch=epoch, step=step)
         chosen = self.numbers[self.plan.batch(epoch, step)]
         # in permuted order, not by number: neighbours in a dataset often have the same class
         world = self.exchange.world
@@ -252,7 +249,6 @@ class GraphBatchMaker:
         numbers = chosen[share]
         samples = [self.samples[number] for number in numbers.tolist()]
         loaded = time.perf_counter()
-        self.note("features")
         return self._joined(
             numbers,
             samples,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
-from raygnn.sampling.batch import AwaitedRows, Batch, Block, Note, Share, silent
+from raygnn.sampling.batch import AwaitedRows, Batch, Block, Share
 from raygnn.sampling.exchange import (
     Exchange,
     FailureBroadcast,
@@ -65,7 +65,6 @@ class BatchMaker:
             them (see `FeatureStore.combine`); None = batches have the sources themselves, as node
             embeddings require.
         counted: add `Block.counted`, for models with statistics over the rows of all ranks.
-        note: called with ``"sample"`` and ``"features"``.
         identity: fingerprint of the data and their splits, equal on all ranks and after a resume.
     """
 
@@ -77,7 +76,6 @@ class BatchMaker:
     degree_etypes: Sequence[EdgeType] = ()
     combine: str | None = None
     counted: bool = False
-    note: Note = silent
     identity: str = ""
 
     @property
@@ -96,7 +94,6 @@ class BatchMaker:
 
     def __call__(self, epoch: int, step: int) -> Batch:
         begin, waited = time.perf_counter(), self.store.exchange.seconds
-        self.note("sample", epoch=epoch, step=step)
         start = self.seeds(epoch, step)
         given: dict[str, Any] = {"epoch": epoch, "step": step}
         given |= {"banned": start.banned, "times": start.times}
@@ -113,7 +110,6 @@ class BatchMaker:
         blocks = self._with_counted(blocks, frontier)
         until = blocks[0].until if blocks else {}
         sampled, asked = time.perf_counter(), self.store.exchange.seconds
-        self.note("features")
         if self.combine is None:
             if learned := {t: frontier[t] for t in self.learned}:
                 routes = route_rows(learned, self.store.bounds, self.store.exchange)
@@ -190,7 +186,6 @@ class BatchLoader:
             for. Not if training may stop after an epoch: ranks would be left in the middle of
             batches that other ranks never begin.
         alarm: reports failures between ranks.
-        note: see `Prefetcher`.
         pin: GPU for which batches are pinned; None = they are not.
         side: builds batches on a GPU, or copies them there; None = batches stay where they are
             built.
@@ -202,7 +197,6 @@ class BatchLoader:
     limit: int
     across: bool = True
     alarm: FailureBroadcast | None = None
-    note: Note = silent
     pin: torch.device | None = None
     side: SideStream | None = None
     epoch: int = field(default=0, init=False)
@@ -249,7 +243,6 @@ class BatchLoader:
             range(number, last),
             self.prefetch,
             self.alarm,
-            self.note,
             lambda: self.make.exchange.seconds,
         )
         for batch, ready in self._prefetcher:
@@ -372,7 +365,6 @@ class Prefetcher(Generic[T]):
 
     Attributes:
         alarm: notified of a failure here, and polled for other ranks' while a batch is awaited.
-        note: called with ``"queue"`` when the thread waits for free space.
         waited: returns the seconds spent waiting for other ranks so far.
         failure: the error that ended the thread; raised in place of the batch.
     """
@@ -381,7 +373,6 @@ class Prefetcher(Generic[T]):
     steps: Iterable[int]
     depth: int
     alarm: FailureBroadcast | None = None
-    note: Note = silent
     waited: Callable[[], float] = float
     failure: BaseException | None = field(default=None, init=False)
     _starves: bool = field(default=False, init=False)
@@ -449,7 +440,6 @@ class Prefetcher(Generic[T]):
                 if not number and before == self.waited() and not self._starves:
                     os.nice(_NICE_ALONE - _NICE)
                     nicer = True
-                self.note("queue")
                 if not put(made):
                     return
                 if nicer and self._starves:  # niceness cannot be taken back

@@ -21,7 +21,6 @@ from raygnn.runs.run_directory import EVENTS, METRICS, Events
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker, SideStream
 from raygnn.tasks.losses import own_sources
-from raygnn.worker import blackbox
 from raygnn.worker.comm.guard import Guard
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
@@ -112,7 +111,6 @@ class RankSetup:
             limit=limit,
             across=train.patience is None,
             alarm=self.ranks.alarm(),
-            note=blackbox.note,
             pin=self._pin(),
             side=self._side(),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
-from raygnn.worker.comm.fingerprint import tensors
 from raygnn.worker.job import Job
 from raygnn.worker.stragglers import Stragglers
 
@@ -163,8 +161,6 @@ class Records(pl.Callback):
     ) -> None:
         self._seen = False
         blackbox.note("forward", epoch=batch.epoch, step=batch.step)
-        seen = weakref.ref(batch)  # so that training can free the batch
-        blackbox.remember(lambda: describe(seen()))
 
     def on_before_backward(self, *_: Any) -> None:
         self._clock.lap("forward")
@@ -311,14 +307,6 @@ class Closing(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         module.clock.lap("rest")
         blackbox.note("batch")
-
-
-def describe(batch: Any) -> dict[str, Any]:
-    """Return the dtypes and shapes of a batch's tensors."""
-    return {
-        path: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for path, tensor in tensors(batch)
-    }
 
 
 def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:

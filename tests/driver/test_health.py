@@ -404,7 +404,7 @@ class _Stopper(threading.Thread):
         self._wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 3)
         found = read_state(self.run_dir / "logs" / "rank-1.state")
         assert found is not None
-        self.pid = found.start.pid
+        self.pid = found.pid
         os.kill(self.pid, signal.SIGSTOP)
         begin = time.monotonic()
         self._wait(lambda: comm.read_bytes().count(b"\n") == 2)

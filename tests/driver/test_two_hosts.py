@@ -186,7 +186,7 @@ def test_a_rank_that_is_stopped_on_the_other_host(cluster: Cluster, shared: Path
         command = cluster.popen(argv, cwd=shared, stdout=output, stderr=output)
         wait_for_step(run / "metrics.jsonl", 3, command)
         states = [read_state(run / "logs" / f"rank-{rank}.state") for rank in (0, 1)]
-        (start,) = [s.start for s in states if s is not None and s.start.host == "host1"]
+        (start,) = [s for s in states if s is not None and s.host == "host1"]
         host = cluster.hosts[1]
         host.run(["sh", "-c", f"kill -STOP {start.pid}"], cwd="/", timeout=LIMIT)
         assert command.wait(LIMIT) == 0, (shared / "output").read_text()

@@ -18,7 +18,7 @@ from raygnn.runs.diagnose.causes import FROZEN, REMEDIES, crashed_at, frames
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.judge import Diagnosis, judge, show
 from raygnn.runs.diagnose.rank_reports import first_difference
-from raygnn.runs.diagnose.state_file import Life, RankAttempt, State, ThreadPhase, read_state
+from raygnn.runs.diagnose.state_file import SIZE, State, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import RunDir
@@ -61,13 +61,13 @@ TIMEOUT = "RuntimeError: [gloo/transport] Timed out waiting 8000ms for recv oper
 
 def state(rank: int, *, ago: float = 0.0, phase: str = "forward", **more: Any) -> State:
     attempt = more.get("attempt", 1)
-    start = RankAttempt(attempt, rank, 2, 10 + rank, NOW - 100, NOW - 90, f"node{rank}")
-    life = Life(NOW - ago, 0.0, 2**30, more.get("used", 2**32), 2**33)
-    return State(start, ThreadPhase(phase, 1, 6, NOW - ago, 0.0), ThreadPhase(), life)
+    start = attempt, rank, 2, 10 + rank, NOW - 100, NOW - 90, f"node{rank}"
+    memory = 2**30, more.get("used", 2**32), 2**33
+    return State(*start, phase, 1, 6, NOW - ago, NOW - ago, *memory)
 
 
 def box(rank: int, *frames: dict[str, Any], **more: Any) -> dict[str, Any]:
-    thread = {"name": "T", "role": "training", "frames": list(frames), "samples": []}
+    thread = {"name": "T", "role": "training", "frames": list(frames)}
     found = {"rank": rank, "attempt": 1, "time": NOW, "reason": "rank 1 recorded a failure"}
     return {**found, "host": f"node{rank}", "threads": [thread] if frames else [],
             "collectives": [], "oom_kills": 0, **more}  # fmt: skip
@@ -392,14 +392,9 @@ def test_the_collective_in_progress_before_an_error_counts() -> None:
 
 
 def test_clock_skew_is_not_taken_for_a_frozen_rank() -> None:
-    behind = state(1)
-    behind = replace(
-        behind,
-        start=replace(behind.start, begun=behind.start.begun - 600),
-        life=replace(behind.life, wall=NOW - 600),
-    )
+    behind = replace(state(1), begun=state(1).begun - 600)
     for ago, kind in ((0.0, "timeout"), (8.0, "frozen")):
-        late = replace(behind, life=replace(behind.life, wall=NOW - 600 - ago))
+        late = replace(behind, beat=NOW - 600 - ago)
         assert judge(run(TIMED_OUT_0, Traces(1, late))).cause.kind == kind
 
 
@@ -555,10 +550,10 @@ def test_a_rank_that_did_not_begin_again(failed: Path) -> None:
 
 
 def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    one = replace(state(3), prefetch=ThreadPhase("sample", None, 0, 1.5, 2.5), words="of cold")
+    one = replace(state(3), epoch=None, step=0, words="of cold")
     (tmp_path / "s").write_bytes(one.pack())
     assert read_state(tmp_path / "s") == one
-    assert len(state(3, phase="naïve " * 20, used=5).pack()) == 1024
+    assert len(state(3, phase="naïve " * 20, used=5).pack()) == SIZE
     with pytest.raises(DataError, match="state"):
         read_state(Path("/proc/self/cmdline"))
     assert read_state(Path("/nowhere/rank-0.state")) is None
@@ -659,8 +654,7 @@ def test_a_run_that_stands_still(seconds: int) -> None:
     """Its heartbeats continue."""
     ranks = []
     for rank, phase in enumerate(("backward", "forward")):
-        at = state(rank, phase=phase)
-        ranks.append(Traces(rank, replace(at, training=replace(at.training, wall=NOW - seconds))))
+        ranks.append(Traces(rank, replace(state(rank, phase=phase), since=NOW - seconds)))
     found = judge(replace(run(*ranks, status="running"), now=NOW + 1)).cause
     assert found.kind == "running"
     still = "makes no progress: rank 0 in backward, rank 1 in forward, for 601 s" in found.what

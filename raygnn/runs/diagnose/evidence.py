@@ -113,8 +113,8 @@ class _EvidenceReader:
         states = {rank: self._state(rank) for rank in numbers}
         boxes = {rank: self._json(f"{LOGS}/rank-{rank}{BOX}", _BOX) for rank in numbers}
         failures = {r: self._json(f"{LOGS}/rank-{r}{FAILURE}", _FAILURE) for r in numbers}
-        starts = [state.start for state in states.values() if state]
-        newest = max(starts, key=lambda start: (start.command, start.attempt), default=None)
+        known = filter(None, states.values())
+        newest = max(known, key=lambda state: (state.command, state.attempt), default=None)
         attempt = max((box["attempt"] for box in boxes.values() if box), default=1)
         since, world = 0.0, numbers
         if newest is not None:
@@ -175,8 +175,7 @@ class _EvidenceReader:
 
 def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
     """Return the failure in a rank's state file, where a full disk kept it from recording it."""
-    if state is None or state.start.attempt != attempt or not state.words:
+    if state is None or state.attempt != attempt or not state.words:
         return None
-    rank = state.start.rank
-    words = {"what": state.words, "trace": "", "file": f"rank-{rank}{STATE}"}
-    return {"rank": rank, "time": state.life.wall, **words}
+    words = {"what": state.words, "trace": "", "file": f"rank-{state.rank}{STATE}"}
+    return {"rank": state.rank, "time": state.beat, **words}

@@ -294,7 +294,7 @@ class _Judge:
         if (kill := MemoryKill.from_text(text)) is None:
             return None
         what, users = self._killed_for_memory(text)
-        rank = {t.state.start.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
+        rank = {t.state.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
         who = f"{kill.process or 'a process'} (pid {kill.pid})" if rank is None else f"rank {rank}"
         lines = [*self._of_error(), *users, *(self._of_memory(rank) or self._of_plan())]
         remedy = self._memory_remedy(rank, "memory")

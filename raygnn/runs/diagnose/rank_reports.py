@@ -9,7 +9,7 @@ from typing import Any
 
 from raygnn.runs.diagnose.causes import FROZEN, Frame, kind_of, where
 from raygnn.runs.diagnose.evidence import Evidence, Traces
-from raygnn.runs.diagnose.state_file import DONE, Life, State, ThreadPhase
+from raygnn.runs.diagnose.state_file import DONE, State
 
 _SILENT = 5.0  # seconds without a heartbeat; a rank sends one per second
 _SKEW = 3.0  # seconds between the beginnings of ranks; more is a difference of their clocks
@@ -62,27 +62,27 @@ def reports(evidence: Evidence) -> list[RankReport]:
 
 
 def _report(traces: Traces, evidence: Evidence, last: float, silent: float) -> RankReport:
-    state, box = _state_of_last_start(traces, evidence), traces.box or {}
-    at, life = (state.training, state.life) if state else (ThreadPhase(), Life())
+    found, box = _state_of_last_start(traces, evidence), traces.box or {}
+    state = found or State()
     training, prefetch = _stack(box, "training"), _stack(box, "prefetch")
     waiting = _waiting(box)
     return RankReport(
         rank=traces.rank,
         state=_judge_state(traces, evidence, silent, training, waiting),
-        attempt=traces.state.start.attempt if traces.state else box.get("attempt"),
-        host=state.start.host if state else box.get("host"),
-        phase=at.phase or None,
-        epoch=at.epoch,
-        step=at.step,
+        attempt=traces.state.attempt if traces.state else box.get("attempt"),
+        host=state.host if found else box.get("host"),
+        phase=state.phase or None,
+        epoch=state.epoch,
+        step=state.step,
         training=_doing(training) or _raised_at(traces, evidence),
         prefetch=_doing(prefetch),
         waiting=waiting,
         last_sign=last,
         silent=silent,
-        rss=life.rss,
-        memory_used=life.used / life.limit if life.limit else None,
+        rss=state.rss,
+        memory_used=state.used / state.limit if state.limit else None,
         place=next((where(s[::-1]) for s in (training, prefetch) if s and not _waits(s)), None),
-        since=at.wall - _skew(traces, evidence) if state else 0.0,
+        since=state.since - _skew(traces, evidence) if found else 0.0,
     )
 
 
@@ -117,7 +117,7 @@ def _judge_state(
         return "died" if dead else "unknown"
     if traces.state and not _state_of_last_start(traces, evidence):
         return "unknown"  # it did not begin in this attempt
-    if traces.state and traces.state.training.phase == DONE:
+    if traces.state and traces.state.phase == DONE:
         return "finished"
     if dead:
         return "died"
@@ -132,7 +132,7 @@ def _judge_state(
 
 def _state_of_last_start(traces: Traces, evidence: Evidence) -> State | None:
     state = traces.state
-    return state if state and state.start.attempt == evidence.attempt else None
+    return state if state and state.attempt == evidence.attempt else None
 
 
 def _is_missed(rank: int, evidence: Evidence) -> bool:
@@ -189,7 +189,7 @@ def _last_sign(traces: Traces, evidence: Evidence) -> float:
     is none."""
     times = [float(record["time"]) for record in (traces.box, traces.failure) if record]
     if state := _state_of_last_start(traces, evidence):
-        times.append(state.life.wall)
+        times.append(state.beat)
     return max(times) - _skew(traces, evidence) if times else 0.0
 
 
@@ -199,7 +199,7 @@ def _skew(traces: Traces, evidence: Evidence) -> float:
     first = next((t.state for t in evidence.ranks if t.state), None)
     if first is None or traces.state is None:
         return 0.0
-    apart = traces.state.start.begun - first.start.begun
+    apart = traces.state.begun - first.begun
     return apart if abs(apart) > _SKEW else 0.0
 
 

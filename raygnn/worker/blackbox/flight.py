@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from raygnn import compat
 
 _DEPTH = 40  # innermost frames of a stack
 _THREADS = 64
+_PREFETCH = "raygnn-prefetch"  # name of the prefetch thread
 _RAYGNN = str(Path(__file__).resolve().parents[2])
 _LIBRARIES = ("site-packages", "dist-packages")
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -37,37 +38,21 @@ def whose(file: str, module: str, own: Collection[str]) -> str:
     return "user"
 
 
-def sample(
-    roles: Mapping[int, str], own: Collection[str] = (), *, times: int = 4, pause: float = 0.1
-) -> list[dict[str, Any]]:
-    """Sample the stacks of all threads.
-
-    Args:
-        roles: thread id → ``training``, ``prefetch``, …
-        times: number of samples, ``pause`` seconds apart.
+def stacks(training: int, own: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the stacks of all other threads; ``training``: id of the training thread.
 
     Returns:
-        A dict for each thread: ``name``, ``role``, ``user`` and ``raygnn`` (innermost frame of
-        each kind, or None), ``frames`` (innermost first) and ``samples`` (innermost frame of each
-        sample); a frame is ``{file, line, function, whose}``.
+        A dict for each thread: ``name``, ``role`` (``training``, ``prefetch`` or nothing) and
+        ``frames`` (innermost first), each ``{file, line, function, whose}``.
     """
-    mine = threading.get_ident()
-    found: dict[int, dict[str, Any]] = {}
-    for number in range(times):
-        if number:
-            time.sleep(pause)
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, top in list(sys._current_frames().items())[:_THREADS]:
-            if ident == mine:
-                continue  # its traceback is in the failure record
-            frames = _frames(top, own)
-            thread = found.setdefault(ident, {"samples": []})
-            thread["name"], thread["role"] = names.get(ident, "?"), roles.get(ident, "")
-            for kind in ("user", "raygnn"):
-                thread[kind] = next((frame for frame in frames if frame["whose"] == kind), None)
-            thread["frames"] = frames
-            thread["samples"].append(f"{frames[0]['file']}:{frames[0]['line']}")
-    return list(found.values())
+    mine, names = threading.get_ident(), {t.ident: t.name for t in threading.enumerate()}
+    found = []
+    for ident, top in list(sys._current_frames().items())[:_THREADS]:
+        if ident != mine:  # whose traceback is in the failure record
+            name = names.get(ident, "?")
+            role = "training" if ident == training else "prefetch" if name == _PREFETCH else ""
+            found.append({"name": name, "role": role, "frames": _frames(top, own)})
+    return found
 
 
 def _frames(top: FrameType, own: Collection[str]) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import TaskModule
-from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
 from raygnn.worker.planes.plane import (
@@ -235,7 +234,6 @@ class GraphPlane(Plane):
             numbers=train,
             exchange=self.ranks.data,
             collate=collate,
-            note=blackbox.note,
         )
 
     def _trained(self) -> Tensor:

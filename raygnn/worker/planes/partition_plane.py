@@ -407,7 +407,6 @@ class PartitionPlane(Plane):
             degree_etypes=self.shard.etypes if reads_degree else (),
             combine="weighted" if how == "gcn" else how,
             counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
-            note=blackbox.note,
             identity=self.identity + self.job.digests,
         )
 
