@@ -75,15 +75,11 @@ def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_public_names_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    tensors = [torch.randn(5, 3), torch.randn(7)]
     index, start = torch.tensor([0, 2, 1, 1]), torch.tensor([0, 1, 3])
     bag, rows, grad = torch.tensor([0, 1, 1, 2]), torch.randn(3, 4), torch.randn(3, 4)
 
     def results() -> list[torch.Tensor]:
-        copies = [torch.zeros(5, 3), torch.zeros(7)]
-        compat.copy_all(copies, tensors)
-        weights = compat.weight_gradient_of_bags(grad, rows, index, start, bag)
-        return [*copies, *compat.norms(tensors), weights]
+        return [compat.weight_gradient_of_bags(grad, rows, index, start, bag)]
 
     private = results()
     monkeypatch.setenv(compat.PLAIN, "1")

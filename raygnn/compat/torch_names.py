@@ -106,32 +106,6 @@ def flight_recorders() -> list[Callable[..., bytes]]:
     return [dump for dump in dumps if dump is not None]
 
 
-def _copy_each(targets: list[Any], sources: list[Any]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
-@private("torch:_foreach_copy_", otherwise=_copy_each, loses="steps with many buffers take longer")
-def copy_all(targets: list[Any], sources: list[Any]) -> None:
-    """Copy tensors of one dtype and device. It takes one kernel on a GPU, and 25 us instead of 55
-    for 60 small buffers on a CPU."""
-    import torch
-
-    torch._foreach_copy_(targets, sources)
-
-
-@private(
-    "torch:_foreach_norm",
-    otherwise=lambda tensors: [tensor.norm() for tensor in tensors],
-    loses="the check for gradients that are not finite takes longer",
-)
-def norms(tensors: list[Any]) -> list[Any]:
-    """Return the norm of each tensor; one kernel on a GPU."""
-    import torch
-
-    return list(torch._foreach_norm(tensors))
-
-
 @private(
     "torch.optim.adam:_fused_adam",
     otherwise=lambda optimizer, bad: False,
@@ -153,19 +127,6 @@ def check_reduced(ddp: Any) -> None:
     """Raise RuntimeError with the numbers of parameters without a gradient. DDP reports them in
     the next forward pass, when the other ranks already wait."""
     ddp._check_reducer_finalized()
-
-
-@private(
-    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data(self)",
-    otherwise=lambda ddp, *, rebuilt: [],
-    loses="the report does not show the sizes of DDP's buckets",
-)
-def bucket_sizes(ddp: Any, *, rebuilt: bool) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes, as rebuilt after the first step. A DDP that finds
-    unused parameters (``rebuilt=False``) keeps its initial buckets."""
-    logged = ddp._get_ddp_logging_data()
-    sizes = logged.get("rebuilt_bucket_sizes") or (not rebuilt and logged.get("bucket_sizes")) or ""
-    return [int(size) for size in sizes.split(", ") if size]
 
 
 BUCKET_ORDER = "the first step after a resume may round differently from three workers on"

@@ -191,7 +191,7 @@ class Rank(RankSetup):
             # embedding rows and their gradients; None if there are none
             "embeddings": learned,
             # None if DDP does not exchange them
-            "gradients": {"bytes": reduction.whole or None, "buckets": reduction.buckets},
+            "gradients": {"bytes": reduction.whole or None},
         }
 
     def _retry(self, act: Callable[[], T]) -> T:

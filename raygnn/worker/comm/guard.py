@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from raygnn import compat
 from raygnn.config.execution import GuardConfig
@@ -295,33 +296,31 @@ class _Buffers:
 
     The forward pass updates running statistics (batch normalization) before it is known whether the
     step is skipped, and values that are not finite would stay in them. Each rank keeps its own: DDP
-    copies rank 0's in the next window's first forward pass. ``buffers``: groups of one dtype and
-    device each, so that a copy is one kernel on a GPU.
+    copies rank 0's in the next window's first forward pass.
     """
 
-    def __init__(self, buffers: list[list[Tensor]]):
-        self._pairs = [(own, [torch.empty_like(b) for b in own]) for own in buffers]
+    def __init__(self, buffers: list[Tensor]):
+        self._pairs = [(own, torch.empty_like(own)) for own in buffers]
 
     @classmethod
     def from_module(cls, module: nn.Module) -> _Buffers | None:
         """Copy floating-point buffers and their counts; return None if there are none."""
-        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for name, buffer in module.named_buffers():
-            moves = buffer.is_floating_point() or name.endswith("num_batches_tracked")
-            if moves and buffer.layout is torch.strided:
-                groups.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
-        return cls(list(groups.values())) if groups else None
+        moving = [
+            buffer.detach()
+            for name, buffer in module.named_buffers()
+            if (buffer.is_floating_point() or name.endswith("num_batches_tracked"))
+            and buffer.layout is torch.strided
+        ]
+        return cls(moving) if moving else None
 
     def keep(self) -> None:
-        for own, copies in self._pairs:
-            compat.copy_all(copies, own)
+        for own, copy in self._pairs:
+            copy.copy_(own)
 
     def put_back(self, bad: Tensor | None = None) -> None:
         """Restore the buffers; with ``bad``, a tensor of 0 or 1, only if that is 1."""
-        for own, copies in self._pairs:
-            if bad is not None:
-                copies = [torch.where(bad > 0, a, b) for a, b in zip(copies, own)]
-            compat.copy_all(own, copies)
+        for own, copy in self._pairs:
+            own.copy_(copy if bad is None else torch.where(bad > 0, copy, own))
 
 
 def _where(trainer: pl.Trainer) -> str:
@@ -373,7 +372,7 @@ class _Gradients:
         if any(g.is_sparse for g in gradients):
             return sum(g.sum().item() for g in gradients)
         if gradients[0].is_cuda:  # one kernel for many
-            return _norms(gradients).item()
+            return float(get_total_norm(gradients))
         places = [g.data_ptr() for g in gradients]
         if places != self._places:
             self._places, self._merged = places, _merge(gradients)
@@ -383,12 +382,8 @@ class _Gradients:
 def not_finite(gradients: list[Tensor]) -> Tensor:
     """Return 1 if an element of any gradient is not finite, else 0: float32 ``[]`` on their device,
     without waiting for it."""
-    return (~_norms(gradients).isfinite()).float()
-
-
-def _norms(gradients: list[Tensor]) -> Tensor:
-    # the kernel of torch's gradient scaler has no bf16 (pytorch#127176)
-    return torch.stack([norm.float() for norm in compat.norms(gradients)]).sum()
+    # not by the kernel of torch's gradient scaler, which has no bf16 (pytorch#127176)
+    return (~get_total_norm(gradients).isfinite()).float()
 
 
 def _merge(gradients: list[Tensor]) -> list[Tensor]:

@@ -34,7 +34,6 @@ class Reduction(pl.Callback):
 
     Attributes:
         whole: bytes of all gradients, uncompressed; 0 if DDP does not exchange them.
-        buckets: after the fit, bytes of each of DDP's rebuilt buckets; none before a second step.
         bytes: sent to collectives by this rank so far.
     """
 
@@ -49,7 +48,6 @@ class Reduction(pl.Callback):
         self._order: list[int] = []  # their numbers
         self.bytes = 0
         self.whole = 0
-        self.buckets: list[int] = []
         self._hooked = False
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -103,9 +101,6 @@ class Reduction(pl.Callback):
         self._watching, self._came = [], []
 
     def on_fit_end(self, *_: Any) -> None:
-        if self._ddp is not None:
-            kept = self._comm.find_unused_parameters
-            self.buckets = compat.bucket_sizes(self._ddp, rebuilt=not kept)
         self._ddp = None  # whose hook refers to this object
 
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:
