@@ -186,7 +186,7 @@ gpu-parcel: setup
 	rm -rf build/parcel
 	$(BIN)/python -m pip install --quiet --target build/parcel --only-binary=:all: --python-version $(GPU_VERSION) \
 	    $(foreach glibc,_2_28 _2_27 _2_24 _2_17 2014 1,--platform manylinux$(glibc)_x86_64) \
-	    -c constraints.txt "ray[data,default,serve,train]" duckdb pydantic tensorboardX plotly pymetis pathspec \
+	    -c constraints.txt "ray[default,serve,train]" duckdb pydantic tensorboardX plotly pymetis pathspec \
 	    hypothesis pytest-timeout pytest-xdist
 	cd build/parcel && rm -rf numpy* pandas* pyarrow* scipy* grpc grpcio-* cryptography* ray/jars ray/rllib ray/llm \
 	    ray/dashboard/client

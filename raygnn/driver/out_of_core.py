@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
 import shutil
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from raygnn.config.places import size
@@ -25,7 +21,10 @@ from raygnn.runs.display import Display
 
 _POLL = 2.0  # seconds between checks that Ray still runs
 _RETRIES = 3  # of a task whose process or node has died
-_DEATHS = ("WorkerCrashedError", "OutOfMemoryError", "NodeDiedError", "LocalRayletDiedError")
+_DEATHS = (
+    *("ActorDiedError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError"),
+    "LocalRayletDiedError",
+)
 SHARE = 0.7  # of the available memory, for partitioning in memory with engine: auto
 
 
@@ -128,96 +127,66 @@ class RayTasks:
         gpus: float | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield ``(number of the task, its result)`` as tasks finish. With ``gpus``, tasks run in
-        long-lived actors with this number of GPUs each. Raises the error of the failed task with
-        the lowest number; DataError if its process died repeatedly; PreflightError without Ray."""
+        actors with this number of GPUs each. Raises the error of the failed task with the lowest
+        number; DataError if its process died repeatedly; PreflightError without Ray, or if no actor
+        starts for too long."""
         self._cluster.wait()
-        if gpus is not None:
-            yield from self._in_actors(function, tasks, gpus)
-            return
         import ray
 
-        run = ray.remote(function).options(
-            num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
-        )
-        most = max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        total = ray.cluster_resources()
+        most = int(total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1))
         waiting = list(enumerate(tasks))[::-1]
-        running: dict[Any, int] = {}
+        running: dict[Any, tuple[Callable[..., Any], int | None]] = {}
         failed: dict[int, BaseException] = {}
+        actors: list[Any] = []
+        if gpus is None:
+            run = ray.remote(function).options(
+                num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
+            )
+            free = [run.remote] * max(most, 1)
+        else:
+            make = ray.remote(_Actor).options(
+                num_cpus=1, num_gpus=gpus, max_restarts=_RETRIES, max_task_retries=_RETRIES
+            )
+            actors = [make.remote(function) for _ in range(min(max(most, 1), len(tasks)))]
+            running = {actor.ready.remote(): (actor.run.remote, None) for actor in actors}
+            free = []
+        begun, started = time.monotonic(), not actors
         try:
-            while (waiting and not failed) or running:
-                while waiting and not failed and len(running) < most:
-                    number, task = waiting.pop()
-                    running[run.remote(*task)] = number
+            while (waiting and not failed) or any(at is not None for _, at in running.values()):
+                while waiting and not failed and free:
+                    start, (number, task) = free.pop(), waiting.pop()
+                    running[start(*task)] = start, number
                 done, _ = ray.wait(list(running), timeout=_POLL)
                 self._check_ray()
                 for reference in done:
-                    number = running.pop(reference)
+                    start, at = running.pop(reference)
                     try:
                         result = ray.get(reference)
                     except Exception as error:
-                        failed[number] = error
+                        failed[-1 if at is None else at] = error
                         continue
-                    yield number, result
-                if failed and all(number > min(failed) for number in running.values()):
+                    free.append(start)
+                    started = True
+                    if at is not None:
+                        yield at, result
+                if failed and all(at is None or at > min(failed) for _, at in running.values()):
                     raise _ours(failed[min(failed)])
+                if not started and time.monotonic() - begun > self._cluster.patience:
+                    raise self._no_room(gpus)
         finally:
-            for reference in running:
+            for actor in actors:
+                ray.kill(actor)
+            for reference in () if actors else running:
                 ray.cancel(reference, force=True)
 
-    def _in_actors(
-        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], gpus: float
-    ) -> Iterator[tuple[int, Any]]:
-        """Run tasks in an actor pool of Ray Data. Errors are among the results, as Ray Data would
-        wrap them."""
-        import ray
-        import ray.data
-
-        total = ray.cluster_resources()
-        most = total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1)
-        pool = ray.data.ActorPoolStrategy(min_size=1, max_size=max(min(int(most), len(tasks)), 1))
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = context.print_on_execution_start = False
-        context.wait_for_min_actors_s = wait = int(self._cluster.patience)
-        items = [pickle.dumps((number, function, task)) for number, task in enumerate(tasks)]
-        rows = ray.data.from_items(items, override_num_blocks=max(len(items), 1)).map_batches(
-            _Actor, batch_size=1, batch_format="pyarrow", compute=pool, num_cpus=1, num_gpus=gpus
+    def _no_room(self, gpus: float | None) -> PreflightError:
+        needed = f"CPU and {gpus:g} GPUs" if gpus else "CPU"
+        wait = f"{self._cluster.patience:.0f} s"
+        return PreflightError(
+            f"no node of Ray had a {needed} free within {wait}, to encode text",
+            remedy="wait for other jobs to end, raise cluster.wait, or lower num_gpus",
         )
-        logging.getLogger("ray.data").setLevel(logging.getLogger("ray").level)
-        results: SimpleQueue[Any] = SimpleQueue()
-        stopped = threading.Event()
-
-        def execute() -> None:
-            try:
-                for row in rows.iter_rows() if items else ():
-                    if stopped.is_set():
-                        return
-                    results.put(pickle.loads(row["result"]))
-            except BaseException as error:  # SystemExit, if Ray is shut down
-                results.put((-1, None, error))
-            results.put(None)
-
-        # in a thread, since Ray Data would wait for a Ray that has died
-        threading.Thread(target=execute, name="raygnn-encode", daemon=True).start()
-        try:
-            while (found := self._next(results)) is not None:
-                number, result, error = found
-                if error is not None:
-                    raise error
-                yield number, result
-        except ray.exceptions.GetTimeoutError:
-            needed = f"CPU and {gpus:g} GPUs" if gpus else "CPU"
-            message = f"no node of Ray had a {needed} free within {wait} s, to encode text"
-            remedy = "wait for other jobs to end, raise cluster.wait, or lower num_gpus"
-            raise PreflightError(message, remedy=remedy) from None
-        finally:
-            stopped.set()
-
-    def _next(self, results: SimpleQueue[Any]) -> Any:
-        """Wait for an item. Raises PreflightError if Ray dies."""
-        while True:
-            with suppress(Empty):
-                return results.get(timeout=_POLL)
-            self._check_ray()
 
     def _check_ray(self) -> None:
         if (death := self._cluster.death()) is not None:
@@ -225,13 +194,16 @@ class RayTasks:
 
 
 class _Actor:
-    def __call__(self, batch: Any) -> dict[str, list[bytes]]:
-        number, function, task = pickle.loads(batch["item"][0].as_py())
-        try:
-            result, error = function(*task), None
-        except Exception as raised:
-            result, error = None, raised
-        return {"result": [pickle.dumps((number, result, error))]}
+    """Process that runs tasks one after the other, and keeps what they load, such as a model."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+
+    def ready(self) -> None:
+        """Return once the actor runs."""
+
+    def run(self, *task: Any) -> Any:
+        return self._function(*task)
 
 
 def _ours(error: BaseException) -> BaseException:
