@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from raygnn import __version__
 from raygnn.cli import job_commands, run_commands, train_commands
@@ -50,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def carry_out(args: argparse.Namespace) -> int:
-    """Call ``args.run``, show the error that it raises, and return the exit code. ``args.tell``, if
-    set, is called with the error's facts."""
+    """Call ``args.run``, show the error that it raises, and return the exit code."""
     try:
         with stoppable():
             return _carry_out(args)
@@ -95,8 +93,6 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
 
     names = ("what", "where", "remedy", "rank", "run")
     facts = {name: getattr(error, name, None) for name in names}
-    if tell := getattr(args, "tell", None):
-        tell(facts)
     failed = json.dumps({"ok": False, "error": facts}, indent=2) + "\n"
     try:
         say(failed if getattr(args, "json", False) else "", end="")
@@ -128,12 +124,6 @@ def launched() -> int:
     saves a checkpoint first."""
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, name="raygnn-parent", daemon=True).start()
-    os.set_inheritable(request["outcome"], False)  # or it would stay open in child processes
-    outcome = os.fdopen(request["outcome"], "w")
-
-    def tell(facts: dict[str, Any]) -> None:
-        with suppress(OSError), outcome:  # the parent may be gone
-            json.dump(facts, outcome)
 
     def train(args: argparse.Namespace) -> int:
         from raygnn.config.load import load_config
@@ -143,9 +133,7 @@ def launched() -> int:
         train(load_config(request["config"]), started=args.started, **options)
         return 0
 
-    return carry_out(
-        argparse.Namespace(run=train, verbose=request["verbose"], started=time.time(), tell=tell)
-    )
+    return carry_out(argparse.Namespace(run=train, verbose=request["verbose"], started=time.time()))
 
 
 def _end_with_parent() -> None:

@@ -29,7 +29,8 @@ _COLOURS = {
     "interrupted": "#b45309",
 }
 _ERROR = re.compile(
-    r"^error: (?P<what>.*)(?:\n  at (?P<where>.*))?(?:\n  → (?P<remedy>.*))?", re.MULTILINE
+    r"^error: (?P<what>.*(?:\n  (?!at |→ ).*)*)(?:\n  at (?P<where>.*))?(?:\n  → (?P<remedy>.*))?",
+    re.MULTILINE,
 )
 _LAST_LINES = 3
 _BETWEEN = 1.0  # seconds between updates

@@ -21,7 +21,7 @@ from raygnn.config.load import ConfigSource
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
 from raygnn.graph.sources.library_graphs import with_graph
-from raygnn.jobs.handle import Handle, run_of, show_card
+from raygnn.jobs.handle import Handle, run_of, said_error, show_card
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
@@ -82,30 +82,23 @@ class LocalJob(Handle):
         self._kept = config.store and config.store / config.name
         self._id = f"launched-{uuid.uuid4().hex}"  # unlike the id of an earlier run of this name
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self._facts: dict[str, Any] = {}
         self._ended = threading.Event()
-        outcome, theirs = os.pipe()
-        self._outcome = os.fdopen(outcome)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs],
-                env={**_environment(), JOB: self._id},
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,  # an interrupt of a notebook is not for it
-            )
-        finally:
-            os.close(theirs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**_environment(), JOB: self._id},
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # an interrupt of a notebook is not for it
+        )
         self.pid = self._process.pid
         assert self._process.stdin is not None
         self._requests = self._process.stdin  # its end would interrupt the training
         with suppress(BrokenPipeError):  # it has ended, and reports why
-            self._requests.write(json.dumps({**request, "outcome": theirs}) + "\n")
+            self._requests.write(json.dumps(request) + "\n")
             self._requests.flush()
         self._prints = display and not show_card(self._repr_html_, self._ended)
         self._reader = threading.Thread(target=self._read, name="raygnn-job", daemon=True)
@@ -151,9 +144,10 @@ class LocalJob(Handle):
                 where=str(self._directory),
                 remedy="see logs() for its last output; resume with resume=True",
             )
-        if code == Interrupted.exit_code and not self._facts:
+        said = said_error(self.logs())
+        if code == Interrupted.exit_code and not said:
             return Interrupted("it was interrupted before it started", where=str(self._directory))
-        return error_of(code, self._facts)
+        return error_of(code, said)
 
     @property
     def _code(self) -> int:
@@ -172,9 +166,6 @@ class LocalJob(Handle):
                     print(line, flush=True)
 
     def _watch(self) -> None:
-        # read first, since a process with more output than a pipe holds waits for its reader
-        with self._outcome, suppress(ValueError):  # no facts were reported
-            self._facts = json.loads(self._outcome.read())
         self._process.wait()
         self._reader.join(_LAST)  # a process that Ray left behind may hold the pipe
         with suppress(BrokenPipeError):

@@ -49,6 +49,18 @@ def test_an_error_is_read_back(what: str, where: str | None, remedy: str | None)
     }
 
 
+def test_several_problems_are_read_back() -> None:
+    what = "2 problems\n  a.b: unknown key\n    → remove it\n  c: too small\n    → raise it"
+    output = io.StringIO()
+    display = Display(Console(file=output, width=200))
+    display.error(TrainingError(what, where="job.yaml", remedy="see them", trace="no\n  trace"))
+    assert said_error(output.getvalue()) == {
+        "what": what,
+        "where": "job.yaml",
+        "remedy": "see them",
+    }
+
+
 @pytest.mark.parametrize("kind", [InputError, PreflightError, TrainingError, Interrupted])
 def test_an_exit_code_is_an_error(kind: type[RaygnnError]) -> None:
     error = error_of(kind.exit_code, {"what": "no", "where": "here", "remedy": "do", "rank": 3})
