@@ -201,7 +201,6 @@ def _text(value: Any) -> str:
 
 
 LISTED = 10  # differences in a message
-_LONGEST = 300  # characters of a key or a value that are sent
 
 FingerprintEntry = tuple[str, str, str]  # section, key and value
 
@@ -263,7 +262,7 @@ def compare(exchange: Exchange, sections: Sections, where: str) -> None:
         return
     if not differ(_max(exchange, both_ends(hash64(entries(sections))))):
         return
-    said = exchange.gather_json({"where": where, "entries": excerpt(sections)})
+    said = exchange.gather_json({"where": where, "entries": entries(sections)})
     raise disagreement([text["entries"] for text in said], [text["where"] for text in said])
 
 
@@ -288,14 +287,6 @@ def differ(largest: Tensor) -> bool:
 def entries(sections: Sections) -> list[FingerprintEntry]:
     """Return section, key and value of all entries, in order."""
     return [(s, k, v) for s, section in sections.items() for k, v in section.items()]
-
-
-def excerpt(sections: Sections) -> list[FingerprintEntry]:
-    """Return the entries, with long texts cut."""
-    return [
-        (name, _cut(key), value if len(value) <= _LONGEST else json.dumps(_cut(value)))
-        for name, key, value in entries(sections)
-    ]
 
 
 def differences(said: Sequence[Sequence[Sequence[str]]]) -> list[Difference]:
@@ -382,9 +373,3 @@ def _groups(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     if len(set(shown)) < len(groups):  # the number 1 differs from the text "1"
         return groups
     return [(text, ranks) for text, (_, ranks) in zip(shown, groups)]
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[: _LONGEST - 24]}… #{hash64(text) & (1 << 64) - 1:016x}"
