@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import DataError, InputError, RaygnnError
-from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run, open_run
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ class Handle(ABC):
     """Handle of a training in another process."""
 
     name: str  # name of its run
-    told: ProgressLine | None = None  # its last progress line
 
     @property
     @abstractmethod
@@ -102,16 +100,16 @@ class Handle(ABC):
         return run
 
     def __repr__(self) -> str:
-        told = f": {self.told.text}" if self.told else ""
         try:
             status = self.status
         except RaygnnError as error:  # debuggers call this: it must not raise
             status = error.what
-        return f"{type(self).__name__}({self.name!r}, {status}{told})"
+        return f"{type(self).__name__}({self.name!r}, {status})"
 
     def _repr_html_(self) -> str | None:
         try:
-            return card(self.name, self.status, self.told, self.logs(50))
+            step, total = (0, None) if (run := self.run) is None else run.progress
+            return card(self.name, self.status, step / total if total else None, self.logs(50))
         except RaygnnError:
             return None  # a notebook shows the plain text instead
 
@@ -132,21 +130,20 @@ def run_of(path: str | Path, job: str) -> Run | None:
         return None
 
 
-def card(name: str, status: str, told: ProgressLine | None, log: str) -> str:
-    """Return a training as HTML: its state, its progress line, if any, and its last lines."""
+def card(name: str, status: str, share: float | None, log: str) -> str:
+    """Return a training as HTML: its state, the ``share`` of its steps that is done, if known, its
+    last progress line and its last other lines."""
     parts = [
         f"<b>{escape(name)}</b> <span style='color:#fff;background:{_COLOURS[status]};"
         f"padding:0 6px;border-radius:3px'>{escape(status)}</span>"
     ]
-    if told is not None:
-        share = 1.0 if status == "done" else told.share
-        parts.append(
-            f"<progress value='{share:.4f}' max='1' style='width:100%'></progress>"
-            f"<div>{escape(told.text)}</div>"
-        )
+    if share is not None:
+        share = 1.0 if status == "done" else min(share, 1.0)
+        parts.append(f"<progress value='{share:.4f}' max='1' style='width:100%'></progress>")
     lines = [line for line in log.splitlines() if line.strip()]
-    lines = [line for line in lines if told is None or not line.startswith("epoch ")]
-    if lines:
+    progress = [line for line in lines if line.startswith("epoch ")]
+    parts += [f"<div>{escape(line)}</div>" for line in progress[-1:]]
+    if lines := [line for line in lines if line not in progress]:
         parts.append(
             "<pre style='margin:4px 0 0;white-space:pre-wrap;font-size:85%;color:#6b7280'>"
             f"{escape(chr(10).join(lines[-_LAST_LINES:]))}</pre>"

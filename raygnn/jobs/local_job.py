@@ -23,7 +23,6 @@ from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, e
 from raygnn.graph.sources.library_graphs import with_graph
 from raygnn.jobs.handle import Handle, run_of, said_error, show_card
 from raygnn.runs.interrupts import STOPS
-from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import JOB
 
@@ -160,7 +159,6 @@ class LocalJob(Handle):
         for line in self._process.stdout:
             line = line.rstrip("\n")
             self._lines.append(line)
-            self.told = ProgressLine.read(line) or self.told
             with suppress(OSError, ValueError):  # standard output is closed
                 if self._prints:
                     print(line, flush=True)

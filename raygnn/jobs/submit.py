@@ -25,7 +25,6 @@ from raygnn.jobs.handle import Handle, run_of, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states, tail
 from raygnn.runs.comparison import age, row_of
 from raygnn.runs.display import Display
-from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import JOB, read_storage
 
@@ -191,7 +190,6 @@ class SubmittedJob(Handle):
         the job server does not answer any more; the job may still run."""
         explained = False
         for line in tail(self._server, self.id):
-            self.told = ProgressLine.read(line) or self.told
             explained |= line.startswith("error: ")
             show.note(line.rstrip())
         info = self.info

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
@@ -19,62 +17,8 @@ _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_EVALUATIONS = 1.0
 _SHORTEST_BAR, _LONGEST_BAR = 8, 40  # columns
 _GAP = "  "
-_LINE = re.compile(
-    r"epoch (?P<epoch>\d+)/(?P<epochs>\d+)(  step (?P<step>[\d,]+)/(?P<total>[\d,]+))?(  .*)?"
-)
 # first word of a column → order in which columns are dropped, the highest first
 _DROPPED = {"epoch": 0, "loss": 1, "step": 4}
-
-
-@dataclass(frozen=True)
-class ProgressLine:
-    """A line as `TrainingProgress` writes it; a bar and its columns on a terminal."""
-
-    text: str
-    step: int  # optimizer steps made
-    total: int  # optimizer steps of the training
-
-    @classmethod
-    def read(cls, line: str) -> ProgressLine | None:
-        """Parse a line that another command has printed; None if it is not a progress line."""
-        match = _LINE.fullmatch(line.rstrip())
-        if match is None:
-            return None
-        # without steps, an epoch has one
-        step, total = match["step"] or match["epoch"], match["total"] or match["epochs"]
-        return cls(line.strip(), int(step.replace(",", "")), max(1, int(total.replace(",", ""))))
-
-    @property
-    def share(self) -> float:
-        """Completed share of the steps, from 0 to 1."""
-        return min(1.0, self.step / self.total)
-
-    def fitting(self, width: int) -> str:
-        """Drop the least important columns until the line fits."""
-        columns = self.text.split(_GAP)
-        metrics = [column for column in columns if column.startswith("val/")]
-
-        def order(column: str) -> int:
-            if column.endswith(" seeds/s"):
-                return 6
-            if column in metrics[1:]:
-                return 5
-            return 2 if column.endswith(" left") else _DROPPED.get(column.split(" ")[0], 3)
-
-        while len(columns) > 1 and cell_len(_GAP.join(columns)) > width:
-            columns.remove(max(reversed(columns), key=order))
-        return _GAP.join(columns)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = self.fitting(options.max_width - _SHORTEST_BAR - len(_GAP))
-        width = options.max_width - cell_len(text) - len(_GAP)
-        if width < _SHORTEST_BAR:
-            yield Text(text, no_wrap=True, overflow="crop")
-            return
-        bar = ProgressBar(total=self.total, completed=self.step, width=min(width, _LONGEST_BAR))
-        grid = Table.grid(padding=(0, len(_GAP), 0, 0))
-        grid.add_row(bar, Text(text))
-        yield grid
 
 
 class TrainingProgress:
@@ -145,10 +89,34 @@ class TrainingProgress:
         return "" if line == self._last_line else line
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._first is None:
-            yield Text("waiting for the first step", no_wrap=True, overflow="crop")
-        else:
-            yield ProgressLine(self.line(), self._step, self._total)
+        """Yield a bar and the columns; on a narrow terminal the most important columns alone."""
+        line = self.line() or "waiting for the first step"
+        text = _fitting(line, options.max_width - _SHORTEST_BAR - len(_GAP))
+        width = options.max_width - cell_len(text) - len(_GAP)
+        if width < _SHORTEST_BAR or self._first is None:
+            yield Text(text, no_wrap=True, overflow="crop")
+            return
+        bar = ProgressBar(total=self._total, completed=self._step, width=min(width, _LONGEST_BAR))
+        grid = Table.grid(padding=(0, len(_GAP), 0, 0))
+        grid.add_row(bar, Text(text))
+        yield grid
+
+
+def _fitting(line: str, width: int) -> str:
+    """Drop the least important columns until the line fits."""
+    columns = line.split(_GAP)
+    metrics = [column for column in columns if column.startswith("val/")]
+
+    def order(column: str) -> int:
+        if column.endswith(" seeds/s"):
+            return 6
+        if column in metrics[1:]:
+            return 5
+        return 2 if column.endswith(" left") else _DROPPED.get(column.split(" ")[0], 3)
+
+    while len(columns) > 1 and cell_len(_GAP.join(columns)) > width:
+        columns.remove(max(reversed(columns), key=order))
+    return _GAP.join(columns)
 
 
 def clock(seconds: float) -> str:

@@ -30,7 +30,6 @@ from raygnn.jobs.server import JobInfo, JobServer, tail, unencrypted
 from raygnn.jobs.submit import prepare, send
 from raygnn.runs.comparison import age, metric, progress
 from raygnn.runs.display import Display
-from raygnn.runs.progress_line import ProgressLine, TrainingProgress
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
 
@@ -68,39 +67,6 @@ def test_an_exit_code_is_an_error(kind: type[RaygnnError]) -> None:
     assert (error.what, error.where, error.remedy) == ("no", "here", "do")
     assert getattr(error, "rank", 3) == 3
     assert "exit code 77" in error_of(77, {}).what
-
-
-@given(
-    st.integers(1, 10**7),
-    st.integers(1, 10**4),
-    st.integers(1, 10**3),
-    st.dictionaries(
-        st.sampled_from(["train/loss", "val/accuracy", "val/f1", "val/loss", "seeds_per_second"]),
-        st.floats(0, 1e6),
-    ),
-)
-def test_progress_is_read_back(
-    step: int, steps_per_epoch: int, epochs: int, values: dict[str, float]
-) -> None:
-    made = TrainingProgress(steps_per_epoch, epochs * steps_per_epoch)
-    made.update({"step": step, "time": 1.0, **values})
-    made.update({"step": step + 1, "time": 2.0, **values})
-    told = ProgressLine.read(made.line())
-    assert told is not None
-    reached = step + 1 if steps_per_epoch > 1 else min(step + 1, epochs)
-    assert (told.step, told.total) == (reached, epochs * steps_per_epoch)
-    assert told.text == made.line()
-    assert 0 <= told.share <= 1
-    narrow, wide = (Console(file=io.StringIO(), width=width) for width in (40, 160))
-    for console in (narrow, wide):
-        console.print(told)
-        (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-        assert "epoch" in line
-
-
-@pytest.mark.parametrize("line", ["", "epoch", "epoch 1", "epochs 1/2  step 1/2", "step 1/2"])
-def test_other_lines_are_not_progress(line: str) -> None:
-    assert ProgressLine.read(line) is None
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ import raygnn
 config = raygnn.load_config(sys.argv[1])
 job = raygnn.launch(config, display=False)
 print(job.pid, flush=True)
-while job.told is None:
+while job.metrics().empty:
     time.sleep(0.1)
 print("training", flush=True)
 time.sleep(600)
@@ -70,7 +70,7 @@ def test_a_run_from_its_beginning_to_a_stop(
     assert "pending" in repr(job)
     assert job.run is None
     assert job.metrics().equals(pandas.DataFrame())
-    until(lambda: job.told or job.over)
+    until(lambda: "epoch 1/5000" in job.logs() or job.over)
     assert job.status == "running", job.logs()
     assert len(job.metrics()) > 0
     assert list(job.metrics().columns[:1]) == ["step"]
