@@ -33,7 +33,6 @@ class Plan:
     report: Report
     # task name → prediction target, "" for a single task; empty if the report says why
     goals: Mapping[str, TaskTarget]
-    workers: int  # see `count_workers`
     replicated: bool  # True if every rank holds the complete graph structure
     training_seeds: int | None  # number of them; None if only the ranks will know
     global_batch: int  # seeds per batch, over all ranks
@@ -132,7 +131,6 @@ def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> In
 def make_plan(
     config: Config,
     nodes: ClusterNodes,
-    workers: int,
     given: Input,
     global_batch: int,
     show: Display,
@@ -161,7 +159,6 @@ def make_plan(
         input=given,
         report=report,
         goals=goals,
-        workers=workers,
         replicated=_replicated(config, given.structure_bytes, report),
         training_seeds=None if config.tasks else facts.splits.get("train"),
         global_batch=global_batch,

@@ -111,7 +111,7 @@ class Session:
             given = read_input(config, self.workers, show, cluster, early=self._early)
             if not cluster.local or config.task.of_graphs:
                 given = make(config, nodes, given, show)  # before every node checks for it
-            self.plan = make_plan(config, nodes, self.workers, given, global_batch, show)
+            self.plan = make_plan(config, nodes, given, global_batch, show)
         refuse(self.plan.report.findings, config)
 
     def begin(self) -> None:
@@ -155,7 +155,7 @@ class Session:
             token=run.token,
             **options,
         )
-        launch = Launch(job, plan.workers, plan.report.comm, self.cluster)
+        launch = Launch(job, self.workers, plan.report.comm, self.cluster)
         try:
             try:
                 made = plan.input.made(self.show)

@@ -209,7 +209,7 @@ def check(
                 show.note(_UNREAD)
                 report = preflight(config, None, nodes.survey(None))
             else:
-                report = make_plan(config, nodes, workers, given, batch, show).report
+                report = make_plan(config, nodes, given, batch, show).report
     if _is_there(config):
         taken = Finding(
             "name_free",

@@ -30,7 +30,7 @@ class Watch:
         self._launch = launch
         heartbeat = job.config.fault.heartbeat.seconds
         self._heartbeat = Heartbeat(job.run.path, heartbeat, job.show, launch)
-        self._startup = Startup(job.config, job.plan.workers, launch.cluster, job.show)
+        self._startup = Startup(job.config, job.workers, launch.cluster, job.show)
         self._notices = [MetricsTail(job.run.path / LOGS / n) for n in (EVENTS, SCALING, LOGGERS)]
         self._show = job.show
 

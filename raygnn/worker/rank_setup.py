@@ -101,7 +101,8 @@ class RankSetup:
         )
 
     def loader(self, maker: Maker) -> BatchLoader:
-        train, plan = self.config.train, maker.plan
+        train, plan, device = self.config.train, maker.plan, self.runtime.device
+        gpu = device if device.type == "cuda" else None
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:
             limit = min(limit, plan.batches_until(train.max_steps))
@@ -111,19 +112,9 @@ class RankSetup:
             limit=limit,
             across=train.patience is None,
             alarm=self.ranks.alarm(),
-            pin=self._pin(),
-            side=self._side(),
+            pin=gpu,
+            side=gpu and SideStream(gpu),
         )
-
-    def _pin(self) -> torch.device | None:
-        """Return the GPU for which batches are copied to page-locked memory; None without one."""
-        device = self.runtime.device
-        return device if device.type == "cuda" else None
-
-    def _side(self) -> SideStream | None:
-        """Return the stream on which batches are copied to the GPU during training, or None."""
-        device = self.runtime.device
-        return SideStream(device) if device.type == "cuda" else None
 
     def _ddp(self) -> dict[str, Any]:
         comm = self.config.comm

@@ -220,7 +220,7 @@ def test_a_stop_ends_the_wait_for_the_workers(run: RunDir) -> None:
         config=load_config(job(run.path)),
         run=run,
         show=NullDisplay(),
-        plan=SimpleNamespace(workers=2),
+        workers=2,
     )
     launch: Any = SimpleNamespace(
         running=lambda: True, snapshot=Control().snapshot(), cluster=SimpleNamespace(ready=False)

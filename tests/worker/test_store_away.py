@@ -113,7 +113,7 @@ def test_the_driver_plans_again_what_failed_once(
             calls.count = 0
             _, workers, _ = count_workers(config, cluster, show)
             given = read_input(config, workers, show, cluster)
-            return make_plan(config, nodes, workers, given, 64, show).report.findings
+            return make_plan(config, nodes, given, 64, show).report.findings
 
         expected, total = plan(), calls.count
         assert total > 10
