@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import pkgutil
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from raygnn import compat
 from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
+from raygnn.runs.diagnose.causes import own_modules
 from raygnn.worker import blackbox, failures
 from raygnn.worker.job import Job
 from raygnn.worker.node_files import forwarded
@@ -81,7 +81,7 @@ def recorded(
         attempt=attempt,
         command=job.started,
         timeout=job.config.comm.timeout.seconds,
-        own={re.split("[.:]", name)[0] for name in job.config.own_steps},
+        own=own_modules(job.config.to_dict()),
     )
     watch = threading.Thread(target=_watch, args=(job, recorder), name="raygnn-watch", daemon=True)
     watch.start()

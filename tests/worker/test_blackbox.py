@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
+from raygnn.runs.diagnose.causes import whose_path
 from raygnn.runs.diagnose.state_file import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.clock import StepClock
@@ -484,12 +485,12 @@ def test_without_collectives_there_are_none() -> None:
 
 
 def test_frames_are_attributed_to_user_raygnn_or_library() -> None:
-    assert flight.whose(__file__, __name__, ()) == "user"
-    assert flight.whose(blackbox.__file__, blackbox.__name__, ()) == "raygnn"
-    assert flight.whose(torch.__file__, "torch", ()) == "library"
-    assert flight.whose(threading.__file__, "threading", ()) == "library"
-    assert flight.whose("<frozen x>", "x", ()) == "library"
-    assert flight.whose(torch.__file__, "torch.nn", ("torch",)) == "user"
+    assert whose_path(__file__) == "user"
+    assert whose_path(blackbox.__file__) == "raygnn"
+    assert whose_path(torch.__file__) == "library"
+    assert whose_path(threading.__file__) == "library"
+    assert whose_path("<frozen x>") == "library"
+    assert whose_path(torch.__file__, ("/torch/__init__.py",)) == "user"
 
 
 def test_memory_is_known_here() -> None:

@@ -108,7 +108,8 @@ _INNERMOST = 3  # frames of a traceback that has none of the user's
 _BECAUSE = "The above exception was the direct cause of the following exception"
 _DURING = "During handling of the above exception, another exception occurred"
 _OURS = re.compile(
-    r"/raygnn/(driver|worker|checkpoint|prediction|search|sampling|tasks|models|graph|runs|config|preflight)/"
+    r"/raygnn/(driver|worker|checkpoint|prediction|search|sampling|tasks|models|graph|runs|config|preflight"
+    r"|compat|jobs|serving|storage|util|cli)/"
 )
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(64)?/python3|^<")
 # the path of a file up to its package

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import timeit
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -57,7 +57,7 @@ class Recorder:
     Args:
         command: when the command began, seconds since the epoch.
         timeout: of a collective, seconds.
-        own: top-level packages of the user's classes.
+        own: path suffixes of the user's modules.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Recorder:
         attempt: int = 1,
         command: float = 0.0,
         timeout: float = 1800.0,
-        own: Collection[str] = (),
+        own: Sequence[str] = (),
     ):
         self._logs = logs
         self._own = own

@@ -8,38 +8,23 @@ from __future__ import annotations
 
 import pickle
 import sys
-import sysconfig
 import threading
 import time
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from raygnn import compat
+from raygnn.runs.diagnose.causes import whose_path
 
 _DEPTH = 40  # innermost frames of a stack
 _THREADS = 64
 _PREFETCH = "raygnn-prefetch"  # name of the prefetch thread
-_RAYGNN = str(Path(__file__).resolve().parents[2])
-_LIBRARIES = ("site-packages", "dist-packages")
-_STDLIB = sysconfig.get_paths()["stdlib"]
 
 
-def whose(file: str, module: str, own: Collection[str]) -> str:
-    """Return whose code a frame runs: ``user``, ``raygnn`` or ``library``. ``own``: top-level
-    packages of the user, wherever they are installed."""
-    if module.partition(".")[0] in own:
-        return "user"
-    if file.startswith(_RAYGNN):
-        return "raygnn"
-    if file.startswith(("<", _STDLIB)) or any(name in file for name in _LIBRARIES):
-        return "library"
-    return "user"
-
-
-def stacks(training: int, own: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the stacks of all other threads; ``training``: id of the training thread.
+def stacks(training: int, own: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the stacks of all other threads; ``training``: id of the training thread; ``own``: see
+    `whose_path`.
 
     Returns:
         A dict for each thread: ``name``, ``role`` (``training``, ``prefetch`` or nothing) and
@@ -55,7 +40,7 @@ def stacks(training: int, own: Collection[str] = ()) -> list[dict[str, Any]]:
     return found
 
 
-def _frames(top: FrameType, own: Collection[str]) -> list[dict[str, Any]]:
+def _frames(top: FrameType, own: Sequence[str]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
     frame: FrameType | None = top
     while frame is not None and len(frames) < _DEPTH:
@@ -65,7 +50,7 @@ def _frames(top: FrameType, own: Collection[str]) -> list[dict[str, Any]]:
                 "file": code.co_filename,
                 "line": frame.f_lineno,
                 "function": code.co_name,
-                "whose": whose(code.co_filename, str(frame.f_globals.get("__name__")), own),
+                "whose": whose_path(code.co_filename, own),
             }
         )
         frame = frame.f_back
@@ -76,7 +61,7 @@ _LAST = 60  # collectives of each process group
 _GROUPS = 8
 
 
-def collectives(own: Collection[str] = ()) -> list[dict[str, Any]]:
+def collectives(own: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the last collectives of each process group, oldest first.
 
     Returns:
@@ -124,10 +109,10 @@ def _group(entry: dict[str, Any]) -> str:
     return str((entry.get("process_group") or ["?"])[0])
 
 
-def _plain(entry: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+def _plain(entry: dict[str, Any], own: Sequence[str]) -> dict[str, Any]:
     at = {}  # the innermost frame of each kind
     for frame in reversed(entry.get("frames") or []):
-        kind = whose(frame["filename"], "", own)
+        kind = whose_path(frame["filename"], own)
         place = {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
         at[kind] = {**place, "whose": kind}
     return {
