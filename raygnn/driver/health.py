@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,6 @@ _NOTICES = 2.0  # seconds between checks for preempted nodes
 _LAST_CALL = 15.0  # seconds before a node's end at which another checkpoint is requested
 
 
-@dataclass(frozen=True)
-class Sign:
-    """Newest heartbeat of a rank."""
-
-    beat: int  # changes with each heartbeat
-    host: str
-    awaited: bool = True  # True unless the rank failed or finished
-
-
 class Silence:
     """Time since the last heartbeat of each rank, by this process's clock alone.
 
@@ -66,17 +56,23 @@ class Silence:
         self._polled: float | None = None
         self._moved = 0.0
 
-    def poll(self, now: float, signs: Mapping[int, Sign]) -> dict[int, float]:
-        """Return the seconds of silence of each awaited rank. ``now``: seconds of a monotonic
-        clock; ``signs``: newest heartbeat by rank."""
+    def poll(
+        self, now: float, beats: Mapping[int, int], awaited: Mapping[int, str]
+    ) -> dict[int, float]:
+        """Return the seconds of silence of each awaited rank.
+
+        Args:
+            now: seconds of a monotonic clock.
+            beats: number that changes with each heartbeat, by rank.
+            awaited: host of each rank that neither failed nor finished.
+        """
         elapsed = 0.0 if self._polled is None else min(now - self._polled, _LONGEST_POLL)
         self._polled = now
-        moved = {rank for rank, sign in signs.items() if self._beats.get(rank) != sign.beat}
-        self._beats.update({rank: signs[rank].beat for rank in moved})
-        awaited = {rank: sign for rank, sign in signs.items() if sign.awaited}
+        moved = {rank for rank, beat in beats.items() if self._beats.get(rank) != beat}
+        self._beats.update(beats)
         if moved:
             self._moved = now
-        elif now - self._moved > _FRESH and len({sign.host for sign in awaited.values()}) > 1:
+        elif now - self._moved > _FRESH and len(set(awaited.values())) > 1:
             elapsed = 0.0
         self._silent = {
             rank: 0.0 if rank in moved else self._silent.get(rank, 0.0) + elapsed
@@ -115,11 +111,13 @@ class Heartbeat:
             self._begin(snapshot.attempt)
         failures = [f for f in faults.recorded(self._run_dir) if f.attempt == self._attempt]
         over = self._frozen | {failure.rank for failure in failures}
-        signs = {
-            rank: Sign(progress.beat, progress.host, progress.phase != DONE and rank not in over)
+        beats = {rank: progress.beat for rank, progress in snapshot.progress.items()}
+        awaited = {
+            rank: progress.host
             for rank, progress in snapshot.progress.items()
+            if progress.phase != DONE and rank not in over
         }
-        silent = self._silence.poll(now, signs)
+        silent = self._silence.poll(now, beats, awaited)
         hurried = any(failure.is_consequence for failure in failures)
         limit = min(self._limit, _HURRIED) if hurried else self._limit
         for rank, seconds in silent.items():

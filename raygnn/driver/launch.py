@@ -263,7 +263,13 @@ class Launch:
         return trainer_class(
             train_loop,
             train_loop_config=job,
-            torch_config=CommBackendConfig.from_plan(comm, job.run_dir / "logs", control),
+            torch_config=CommBackendConfig(
+                backend=comm.backend,
+                timeout_s=comm.timeout,
+                plan=comm,
+                logs=job.run_dir / "logs",
+                control=control,
+            ),
             scaling_config=scaling_config,
             run_config=RunConfig(
                 # checkpoints are in the run directory; Ray's bookkeeping needs a name that it has

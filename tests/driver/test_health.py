@@ -24,7 +24,7 @@ from rich.console import Console
 import raygnn
 from raygnn import compat
 from raygnn.driver import health, train
-from raygnn.driver.health import Heartbeat, Preemption, Sign, Silence
+from raygnn.driver.health import Heartbeat, Preemption, Silence
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.diagnose.state_file import DONE
@@ -56,11 +56,8 @@ class Watched:
         self.now += after
         for rank in moving:
             self.beat[rank] += 1
-        signs = {
-            rank: Sign(self.beat[rank], host, rank not in self.over)
-            for rank, host in enumerate(self.hosts)
-        }
-        return self.silence.poll(self.now, signs)
+        awaited = {r: host for r, host in enumerate(self.hosts) if r not in self.over}
+        return self.silence.poll(self.now, dict(enumerate(self.beat)), awaited)
 
     def for_seconds(self, seconds: int, *moving: int) -> dict[int, float]:
         for _ in range(seconds):
@@ -123,8 +120,8 @@ def test_one_that_moves_within_the_limit_is_never_frozen(
         now, since = now + gap, since + gap
         if moves or since >= LIMIT:
             beat, since = beat + jump, 0.0
-        signs = {rank: Sign(b, HOST) for rank, b in enumerate([beat, *[number] * others])}
-        silent = silence.poll(now, signs)
+        beats = dict(enumerate([beat, *[number] * others]))
+        silent = silence.poll(now, beats, dict.fromkeys(beats, HOST))
         assert silent[0] <= since + 1e-6
         assert silent[0] < LIMIT
 

@@ -29,7 +29,7 @@ from raygnn.worker.control import ControlHandle, Worker
 _GOODBYE = 5  # seconds for ranks to leave their process groups
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CommBackendConfig(TorchConfig):
     """TorchConfig that applies a plan.
 
@@ -39,13 +39,9 @@ class CommBackendConfig(TorchConfig):
         control: records each start, and the nodes of its ranks.
     """
 
-    plan: CommPlan | None = None
-    logs: Path | None = None
-    control: ControlHandle | None = None
-
-    @classmethod
-    def from_plan(cls, plan: CommPlan, logs: Path, control: ControlHandle) -> CommBackendConfig:
-        return cls(plan.backend, timeout_s=plan.timeout, plan=plan, logs=logs, control=control)
+    plan: CommPlan
+    logs: Path
+    control: ControlHandle
 
     @property
     def backend_cls(self) -> type[Any]:
@@ -55,9 +51,6 @@ class CommBackendConfig(TorchConfig):
 class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
     def on_start(self, worker_group, backend_config: CommBackendConfig) -> None:  # type: ignore[no-untyped-def]
         plan, logs, control = backend_config.plan, backend_config.logs, backend_config.control
-        assert plan is not None
-        assert logs is not None
-        assert control is not None
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
         started = worker_group.execute(_describe)
