@@ -211,30 +211,18 @@ class PartitionPlane(Plane):
             anywhere |= sees
         found = self.control.sum(torch.tensor([len(ids), int(anywhere.sum()), *reached.values()]))
         total, some, *each = found.tolist()
-        by_type = dict(zip(reached, each))
         warnings = self.clock.warnings
         earlier = "" if times is None else " that is earlier than the seed"
-        silent = [name for name, count in by_type.items() if not count]
-        if total and not by_type:
-            begin = [etype_str(etype) for etype in self.shard.topology if etype[0] == ntype]
-            warnings.append(
-                f"0 of {total:,} seeds for training have an in-edge: no edge type ends at node "
-                f"type {ntype!r}, so no message reaches it; set reverse, as for tables, for "
-                f"{' or '.join(map(repr, begin)) or 'an edge type that begins there'}"
-            )
-        elif total and some < _REACHED * total:
-            told = "; ".join(f"{name}: {count:,}" for name, count in by_type.items())
+        unseen = earlier and not all(each)
+        if total and (some < _REACHED * total or unseen):
+            by_type = [f"{name}: {count:,}" for name, count in zip(reached, each)]
+            counts = "; ".join(by_type) or f"no edge type ends at node type {ntype!r}"
             time = self.config.sampling.time
             late = earlier and (self.config.table is None or (time is not None and time.strict))
             remedy = "edges of the seed's own time count as later" if late else "see reverse"
             warnings.append(
                 f"{some:,} of {total:,} seeds for training have an in-edge{earlier}, so the others "
-                f"see nothing but themselves ({told}; {remedy})"
-            )
-        elif total and earlier and silent:
-            warnings.append(
-                f"0 of {total:,} seeds for training have an in-edge{earlier} of "
-                f"{' and of '.join(map(repr, silent))}"
+                f"see nothing but themselves ({counts}; {remedy})"
             )
         return list(dict.fromkeys(warnings))
 
