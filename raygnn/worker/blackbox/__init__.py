@@ -78,7 +78,6 @@ class Recorder:
         host = socket.gethostname()
         self._state = State(attempt, rank, world, os.getpid(), command, time.time(), host)
         self._at: tuple[str, int | None, int | None, float] = ("", None, None, 0.0)
-        self._written = 0.0  # when, by the monotonic clock
         self._lock = threading.RLock()  # of the file; held briefly, since `note` waits for it
         self._boxing = threading.Lock()  # one crash dump at a time
         self._before: dict[str, Any] | None = None
@@ -89,6 +88,7 @@ class Recorder:
         self._file = self._open()
         self._beat()
         self._slow = min(timeit.repeat(self._write, number=1, repeat=3)) > _SLOW
+        self._written = 0.0  # when a phase was, by the monotonic clock
         self._crash = self._catch_crashes()
 
     def note(self, phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
