@@ -113,7 +113,7 @@ class RankSetup:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             pin=gpu,
-            side=gpu and SideStream(gpu),
+            side=None if gpu is None else SideStream(gpu),
         )
 
     def _ddp(self) -> dict[str, Any]:
