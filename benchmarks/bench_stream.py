@@ -102,14 +102,16 @@ def child(method: str, directory: Path, parts: int) -> None:
     for dtype in (np.int64, np.int32):
         ring = few.astype(dtype), np.roll(few, 1).astype(dtype)
         frames = {DEFAULT_NTYPE: NodeFrame(len(few))}, {DEFAULT_ETYPE: EdgeFrame(*ring)}
-        stream.assign(GraphData("", *frames), 2, method, 0, Path.cwd())
+        stream.assign(GraphData("", *frames), [ring].copy, 2, method, 0, Path.cwd())
     del frames, ring, few
     train = np.load(directory / "train.npy")
     data = in_memory(directory) if method == "metis" else None
     before = resident(reset=True)
     start = time.perf_counter()
     if data is not None:
-        assigned = stream.assign(data, parts, "metis", 0, Path.cwd())[DEFAULT_NTYPE]
+        edges = data.edges[DEFAULT_ETYPE]
+        passes = [(edges.src, edges.dst)].copy
+        assigned = stream.assign(data, passes, parts, "metis", 0, Path.cwd())[DEFAULT_NTYPE]
     else:
         groups = stream.balance_groups([(len(train), train)], parts)
         assigned = stream.assign_by_streaming(

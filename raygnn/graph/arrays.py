@@ -118,6 +118,22 @@ def ranges(starts: Array, counts: Array) -> Array:
     return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
+def both_directions(a: Array, b: Array, num: int) -> tuple[Array, Array]:
+    """Turn each pair ``(a[i], b[i])`` of ids below ``num``, itself below 2^31, into two directed
+    edges, every edge once, also of pairs that repeat. Return sources and destinations, int64
+    ``[E]``, in order of destination, then source. A self-loop is one edge."""
+    a, b = a.astype(np.int64, copy=False), b.astype(np.int64, copy=False)
+    keys = np.concatenate((a * num + b, b * num + a))
+    keys.sort()
+    fresh = np.empty(len(keys), dtype=bool)
+    fresh[:1] = True
+    np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
+    keys = keys[fresh]
+    target = keys // num
+    keys -= target * num
+    return keys, target
+
+
 def csr_rows(indptr: Array, num: int, error: Callable[[str], Exception]) -> Array:
     """Convert row pointers, checked, to the row of each entry, int64 ``[num]``."""
     check_row_pointers(indptr, num, error)

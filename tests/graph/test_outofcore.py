@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,7 +33,7 @@ from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.read import part_facts
-from raygnn.graph.partition.stream import assign, in_one_space
+from raygnn.graph.partition.stream import assign
 from raygnn.graph.sources import digest as sources_digest
 from raygnn.graph.sources import load_graph, normalize
 from raygnn.graph.sources.ogb import archived
@@ -40,7 +41,14 @@ from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
 from tests.support.graphs import partition_graph
 from tests.support.ogb_builder import EDGES, NODES, write_archives
-from tests.support.parted import assert_same, graphs, in_edges, original_ids, reassemble
+from tests.support.parted import (
+    assert_same,
+    graphs,
+    in_edges,
+    in_one_space,
+    original_ids,
+    reassemble,
+)
 from tests.support.tables_builder import changed, write_shop, write_table
 
 pytestmark = pytest.mark.long
@@ -71,8 +79,8 @@ def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: st
         (root / "disk").mkdir()
         graph = spill(data, root / "disk")
         assert np.array_equal(joined(in_one_space(data)), joined(graph.in_one_space()))
-        expected = assign(data, parts, method, 0, root)
-        found = assign(graph.data(), parts, method, 0, root, passes=graph.in_one_space)
+        expected = assign(data, partial(in_one_space, data), parts, method, 0, root)
+        found = assign(graph.data(), graph.in_one_space, parts, method, 0, root)
         assert all(np.array_equal(found[ntype], part) for ntype, part in expected.items())
         meta = partition_graph(data, root / "p", parts, method)
         again, lists = reassemble(meta, *original_ids(meta))

@@ -282,7 +282,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
         edges.data["w"] = np.arange(edges.num, dtype=np.float32)
     data.nodes = dict(sorted(data.nodes.items()))  # as DGL orders types
     data.edges = dict(sorted(data.edges.items()))
-    assignment = stream.assign(data, 3, "random", 0, tmp_path)
+    assignment = stream.assign(data, list, 3, "random", 0, tmp_path)
     config, *theirs = dgl_partition(data, tmp_path / "dgl", 3, monkeypatch, assignment)
     meta = partition_graph(data, tmp_path / "ours", 3)
     ours = original_ids(meta)

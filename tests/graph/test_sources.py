@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
+from raygnn.graph.arrays import both_directions
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources import digest, load_graph, normalize
-from raygnn.graph.sources.planted import both_directions
 from tests.support.builders import assert_not_imported, graph_config, write_dgl
 
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition import edge_kernels, metis, stream
 from raygnn.graph.partition.stream import (
     NeighbourLists,
@@ -189,8 +188,7 @@ def test_metis_does_not_depend_on_uninitialised_memory() -> None:
     rng = np.random.default_rng(0)
     num = 3000
     src, dst = (num * rng.random((2, 20 * num)) ** 3).astype(np.int64)
-    data = GraphData("g", {DEFAULT_NTYPE: NodeFrame(num)}, {DEFAULT_ETYPE: EdgeFrame(src, dst)})
-    graph = metis.undirected(data)
+    graph = metis.undirected(lambda: [(src, dst)], num)
     weights = np.stack([np.ones(num, np.int64), np.bincount(dst, minlength=num)], axis=1)
     results = set()
     for _ in range(10):

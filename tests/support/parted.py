@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,13 @@ def array(rng: np.random.Generator, rows: int, tail: tuple[int, ...], dtype: str
     if dtype == "bfloat16":
         return torch.from_numpy(values).bfloat16()
     return (values % 2 == 0) if dtype == "bool" else values.astype(dtype)
+
+
+def in_one_space(data: GraphData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield sources and destinations of each edge type, numbered over all node types."""
+    firsts = dict(zip(data.nodes, np.cumsum([0, *(f.num for f in data.nodes.values())])))
+    for (src_type, _, dst_type), edges in data.edges.items():
+        yield edges.src + firsts[src_type], edges.dst + firsts[dst_type]
 
 
 @st.composite

@@ -51,12 +51,12 @@ def make_partition(
     with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
         (directory / "stages").mkdir()
         work = Workspace(directory / "stages", on_threads, tell)
+        graph = spill(data, work.directory("edges"), only_edges=True)
         tell(method)
         started = time.perf_counter()
-        how = missing.parts, method, missing.seed, work.directory("lists")
+        how = graph.in_one_space, missing.parts, method, missing.seed, work.directory("lists")
         assigned = assign(data, *how, lambda done: tell(f"{method}, {done}"))
         work.seconds[method] = time.perf_counter() - started
-        graph = spill(data, work.directory("edges"), only_edges=True)
         write_partition(graph, data, assigned, missing, work, directory)
         shutil.rmtree(work.path)
         if not publish(directory, place):
@@ -122,6 +122,6 @@ def _assign(
     seed: int,
     scratch: Path,
 ) -> None:
-    parted = assign(graph.data(), parts, method, seed, scratch, passes=graph.in_one_space)
+    parted = assign(graph.data(), graph.in_one_space, parts, method, seed, scratch)
     for array, part in zip(arrays, parted.values(), strict=True):
         store(array.path, part.astype(np.int32))

@@ -89,52 +89,6 @@ def is_symmetric(indptr, ids):  # type: ignore[no-untyped-def]
     return total == uint64(0)
 
 
-@njit(**_COMPILE)
-def count_ends(src, dst, src_first, dst_first, starts):  # type: ignore[no-untyped-def]
-    """Add each edge to ``starts[node + 1]`` of both its ends."""
-    for i in range(len(src)):
-        starts[src[i] + src_first + 1] += 1
-        starts[dst[i] + dst_first + 1] += 1
-
-
-@njit(**_COMPILE)
-def put_ends(src, dst, src_first, dst_first, cursor, ids):  # type: ignore[no-untyped-def]
-    """Put each end of each edge into the list of the other one."""
-    for i in range(len(src)):
-        a, b = src[i] + src_first, dst[i] + dst_first
-        ids[cursor[a]] = b
-        cursor[a] += 1
-        ids[cursor[b]] = a
-        cursor[b] += 1
-
-
-@njit(**_COMPILE)
-def sort_lists(indptr, ids, out):  # type: ignore[no-untyped-def]
-    """Sort each list of a symmetric graph by transposing the graph, which yields the same graph."""
-    cursor = indptr[:-1].copy()
-    for row in range(len(indptr) - 1):
-        for k in range(indptr[row], indptr[row + 1]):
-            out[cursor[ids[k]]] = row
-            cursor[ids[k]] += 1
-
-
-@njit(**_COMPILE)
-def drop_repeats(indptr, ids):  # type: ignore[no-untyped-def]
-    """Drop loops and repeated ids from sorted lists, in place; ``ids`` is valid up to the end of
-    the new ``indptr``."""
-    kept, begin = 0, 0
-    for row in range(len(indptr) - 1):
-        end = indptr[row + 1]
-        last = row
-        for k in range(begin, end):
-            if ids[k] != row and ids[k] != last:
-                last = ids[k]
-                ids[kept] = last
-                kept += 1
-        begin = end
-        indptr[row + 1] = kept
-
-
 # --- for `raygnn.graph.partition.stream`
 
 

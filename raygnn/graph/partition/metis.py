@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import itertools
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from raygnn.errors import CapabilityError, DataError
-from raygnn.graph.arrays import IntArray, index_type
+from raygnn.graph.arrays import Array, IntArray, both_directions
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition import edge_kernels
+
+# Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
+Passes: TypeAlias = Callable[[], Iterable[tuple[Array, Array]]]
 
 # Largest number of parts for which METIS's authors advise recursive bisection.
 _BISECTED = 8
@@ -30,52 +33,27 @@ _FAILURES = {-2: "invalid input", -3: "out of memory"}
 _TRAINING_NODES_TO_BALANCE = 8
 
 
-def undirected(data: GraphData) -> tuple[IntArray, IntArray]:
-    """Convert the graph for METIS: every edge once in each direction, all types in one id space, no
-    loops (int64 row pointers ``[nodes+1]`` and neighbours, sorted in each list). A homogeneous
-    graph that is stored so already, sorted by either end, is not copied."""
-    offsets, num = first_ids(data), data.num_nodes
-    relations = []
-    for (src_type, _, dst_type), edges in data.edges.items():
-        src, dst = np.ascontiguousarray(edges.src), np.ascontiguousarray(edges.dst)
-        relations.append((src, dst, offsets[src_type], offsets[dst_type]))
-    if len(relations) == 1 and len(data.nodes) == 1:
-        src, dst = relations[0][:2]
-        for rows, ids in ((dst, src), (src, dst)):
-            if edge_kernels.rising(rows):
-                indptr = edge_kernels.starts_of(rows, num)
-                if edge_kernels.is_symmetric(indptr, ids):
-                    return indptr, np.require(ids, np.int64, "W")
-                break
-    indptr = np.zeros(num + 1, dtype=np.int64)
-    for relation in relations:
-        edge_kernels.count_ends(*relation, indptr)
-    np.cumsum(indptr, out=indptr)
-    both, listed = (np.empty(indptr[-1], dtype=index_type(num)) for _ in range(2))
-    cursor = indptr[:-1].copy()
-    for relation in relations:
-        edge_kernels.put_ends(*relation, cursor, both)
-    edge_kernels.sort_lists(indptr, both, listed)
-    del both
-    edge_kernels.drop_repeats(indptr, listed)
-    return indptr, listed[: indptr[-1]].astype(np.int64)
+def undirected(passes: Passes, num: int) -> tuple[IntArray, IntArray]:
+    """Build the graph for METIS: every edge once in each direction, without loops. Returns row
+    pointers ``[num + 1]`` and neighbours, sorted in each list. ``num``: nodes, below 2³¹."""
+    src, dst = (np.concatenate(ends) for ends in zip(*passes(), strict=True))
+    for rows, ids in ((dst, src), (src, dst)):
+        if edge_kernels.rising(rows):  # often the graph is stored so
+            indptr = edge_kernels.starts_of(rows, num)
+            if edge_kernels.is_symmetric(indptr, ids):
+                return indptr, ids
+            break
+    others = src != dst
+    src, dst = both_directions(src[others], dst[others], num)
+    return edge_kernels.starts_of(dst, num), src
 
 
-def first_ids(data: GraphData) -> dict[str, int]:
-    """Return the first id of each node type, if all types are numbered one after the other."""
-    ends = itertools.accumulate(frame.num for frame in data.nodes.values())
-    return {t: end - data.nodes[t].num for t, end in zip(data.nodes, ends, strict=True)}
-
-
-def in_degrees(data: GraphData) -> IntArray:
+def in_degrees(passes: Passes, num: int) -> IntArray:
     """Count the in-edges of each node, over all types, which its part stores."""
-    offsets = first_ids(data)
-    degrees = np.zeros(data.num_nodes, dtype=np.int64)
-    for (_, _, ntype), edges in data.edges.items():
-        num = data.nodes[ntype].num
-        starts = edge_kernels.starts_of(np.ascontiguousarray(edges.dst), num)
-        degrees[offsets[ntype] : offsets[ntype] + num] += np.diff(starts)
-    return degrees
+    degrees = np.zeros(num + 1, dtype=np.int64)
+    for _, dst in passes():
+        edge_kernels.add_counts(dst, degrees)
+    return degrees[1:]
 
 
 def constraints(data: GraphData, parts: int) -> IntArray:
@@ -133,7 +111,7 @@ def metis(
     pymetis's library (2025.2 to 2025.2.2).
 
     Args:
-        indptr, indices: int64, a symmetric graph without self-loops and duplicate edges; the
+        indptr, indices: integers, a symmetric graph without self-loops and duplicate edges; the
             neighbours of node v are ``indices[indptr[v]:indptr[v+1]]``.
         parts: fewer than there are nodes.
         weights: int64 ``[nodes, constraints]``; each column is balanced.

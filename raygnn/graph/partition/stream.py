@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,10 +29,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition import edge_kernels
-from raygnn.graph.partition.metis import constraints, divide, first_ids, in_degrees, undirected
-
-# Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
-Passes = Callable[[], Iterable[tuple[Array, Array]]]
+from raygnn.graph.partition.metis import Passes, constraints, divide, in_degrees, undirected
 
 # Largest part over the mean, for the nodes of each group and for in-edges.
 IMBALANCE = 1.05
@@ -58,12 +54,12 @@ _OTHER_EDGES = "the second pass over the edges yields other edges than the first
 
 def assign(
     data: GraphData,
+    passes: Passes,
     parts: int,
     method: str,
     seed: int,
     scratch: Path,
     progress: Callable[[str], object] | None = None,
-    passes: Passes | None = None,
 ) -> dict[str, IntArray]:
     """Assign every node to a part: node type → int64 ``[num]``, ``0 … parts-1``.
 
@@ -72,8 +68,7 @@ def assign(
     cuts about as few with far less memory (`assign_by_streaming`); no part has more than 1.05 times
     its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most one
     node. ``stream`` keeps files in the directory ``scratch`` and calls ``progress`` with
-    ``"pass 3 of at most 12"``; ``passes`` yields the edges, in order, if those of ``data`` are not
-    in memory.
+    ``"pass 3 of at most 12"``. ``data``: its edges are not read; ``passes`` yields them, in order.
     """
     num, frames = data.num_nodes, list(data.nodes.values())
     if parts == 1:
@@ -84,25 +79,16 @@ def assign(
     elif method == "stream":
         masks = [(frame.num, frame.data.get("train_mask")) for frame in frames]
         types = [(n, None if mask is None else np.asarray(mask, bool)) for n, mask in masks]
-        groups, passes = balance_groups(types, parts), passes or partial(in_one_space, data)
+        groups = balance_groups(types, parts)
         found = assign_by_streaming(num, passes, parts, scratch, groups=groups, progress=progress)
         flat = found.astype(np.int64)
     elif parts >= num:  # METIS leaves some nodes without a valid part
         flat = np.arange(num)
     else:
-        graph, weights, loads = undirected(data), constraints(data, parts), in_degrees(data)
-        flat = divide(graph, parts, weights, loads, f"the graph {data.name}")
+        graph, loads = undirected(passes, num), in_degrees(passes, num)
+        flat = divide(graph, parts, constraints(data, parts), loads, f"the graph {data.name}")
     ends = np.cumsum([frame.num for frame in frames])[:-1]
     return dict(zip(data.nodes, np.split(flat, ends), strict=True))
-
-
-def in_one_space(data: GraphData) -> Iterator[tuple[Array, Array]]:
-    """Yield sources and destinations of all edges in chunks. Ids are offset by type, in order."""
-    offsets = first_ids(data)
-    for (src_type, _, dst_type), edges in data.edges.items():
-        for first in range(0, edges.num, _CHUNK):
-            chunk = slice(first, first + _CHUNK)
-            yield edges.src[chunk] + offsets[src_type], edges.dst[chunk] + offsets[dst_type]
 
 
 def assign_by_streaming(

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from raygnn.config.graph import PlantedGraph
-from raygnn.graph.arrays import Array
+from raygnn.graph.arrays import Array, both_directions
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS, EdgeFrame, GraphData, NodeFrame
 
 VERSION = 1
@@ -201,18 +201,3 @@ def _purchases(graph: PlantedGraph, taste: Array, label: Array) -> tuple[Array, 
     user = order[start + (random.random(len(item)) * size).astype(np.int64) % size]
     keys = np.unique(item * len(taste) + user)
     return keys % len(taste), keys // len(taste)
-
-
-def both_directions(a: Array, b: Array, num: int) -> tuple[Array, Array]:
-    """Turn each pair ``(a[i], b[i])`` of ids below ``num``, itself below 2^31, into two directed
-    edges, every edge once, also of pairs that repeat. Return sources and destinations, int64
-    ``[E]``, in order of destination, then source. A self-loop is one edge."""
-    keys = np.concatenate((a * num + b, b * num + a))
-    keys.sort()
-    fresh = np.empty(len(keys), dtype=bool)
-    fresh[:1] = True
-    np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
-    keys = keys[fresh]
-    target = keys // num
-    keys -= target * num
-    return keys, target
