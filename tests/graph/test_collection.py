@@ -26,7 +26,7 @@ from raygnn.graph.collection import (
     split_graphs,
 )
 from raygnn.graph.collection.mapped_collection import Collection, open_collection
-from raygnn.graph.collection.pack import common_dtype, make_collection
+from raygnn.graph.collection.pack import make_collection
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.manifest import file_facts
@@ -34,9 +34,6 @@ from tests.support.builders import assert_not_imported, assert_refused
 from tests.support.graphs import ensure_collection
 
 pytestmark = pytest.mark.dgl
-
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-DTYPES = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def job(storage: Path, path: Path, **sections: Any) -> Config:
@@ -213,35 +210,6 @@ def test_features_that_cannot_be_scaled(tmp_path: Path) -> None:
 # --- dtypes --------------------------------------------------------------------------------------
 
 
-@given(st.sampled_from(DTYPES), st.sampled_from(DTYPES))
-def test_the_common_dtype_is_the_least_that_holds_both(
-    first: torch.dtype, second: torch.dtype
-) -> None:
-    found = common_dtype(first, second)
-    if first.is_floating_point != second.is_floating_point:
-        assert found is None
-        return
-    assert found is not None
-
-    def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-        if wide.is_floating_point:
-            one, other = torch.finfo(wide), torch.finfo(narrow)
-            return one.eps <= other.eps and one.max >= other.max
-        return (
-            torch.iinfo(wide).min <= torch.iinfo(narrow).min
-            and torch.iinfo(wide).max >= torch.iinfo(narrow).max
-        )
-
-    fitting = [
-        dtype
-        for dtype in DTYPES
-        if dtype.is_floating_point == first.is_floating_point
-        and holds(dtype, first)
-        and holds(dtype, second)
-    ]
-    assert found == min(fitting, key=lambda dtype: dtype.itemsize)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "common"),
     [
@@ -269,20 +237,6 @@ def test_dtypes_are_widened_without_loss(
         assert found.dtype == common
         assert torch.equal(found, feat.to(common))
         assert samples[number].y == number
-
-
-def test_many_rows_before_a_wider_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are already in the file are converted in pieces."""
-    from raygnn.graph.collection import pack
-
-    for name, value in (("_BUFFER_BYTES", 64), ("_BUFFER_ARRAYS", 2)):
-        monkeypatch.setattr(pack, name, value)
-    kinds = [torch.bfloat16] * 40 + [torch.float32] * 3 + [torch.float64] + [torch.float16] * 3
-    feats = [torch.randn(3, 2).to(kind) for kind in kinds]
-    file = save(tmp_path / "g.bin", [ring(3, feat=f) for f in feats], y=[0] * len(feats))
-    samples = samples_of(job(tmp_path, file))
-    for number, feat in enumerate(feats):
-        assert torch.equal(samples[number].node_data["_N"]["feat"], feat.double())
 
 
 # --- what must be refused ------------------------------------------------------------------------
