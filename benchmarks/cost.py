@@ -28,7 +28,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WIDTH = {"fp32": 4, "bf16": 2}  # bytes of a number
 _NEAR_CLASSES = 400  # expected near edges beyond which their number counts as certain
-_HEADER = 128  # bytes of a .npy file before its first element
 _WORKER = 0.44e9  # bytes of a worker's interpreter and libraries, as measured
 _ARRAYS = 4 + 8 + 3  # bytes of a node's id, label and masks
 
@@ -317,7 +316,7 @@ def staged_topology(graph: Graph, share: float = 1.0) -> int:
     """
     width = 4 if graph.nodes < 2**31 else 8
     rows = graph.nodes * share
-    return round(width * graph.edges * share + 8 * (rows + 1) + 4 * rows + 3 * _HEADER)
+    return round(width * graph.edges * share + 8 * (rows + 1) + 4 * rows)
 
 
 def parameters(graph: Graph, job: Job) -> int:

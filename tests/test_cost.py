@@ -160,7 +160,7 @@ def test_topology_takes_what_the_staged_files_take(tmp_path: Path) -> None:
     meta = partitioned(random_graph(), tmp_path, 2)
     stage = Stage(tmp_path / "stage")
     load_shard(meta, 0, 2, replicated=True, stage=stage)
-    files = next(stage.root.glob("topology-0-2-*")).glob("*.npy")
+    files = next(stage.root.glob("topology-0-2-*")).glob("*.bin")
     told = Graph(meta.num_nodes(N), meta.num_edges(DEFAULT_ETYPE), 1, 1, 0.5)
     assert staged_topology(told) == sum(file.stat().st_size for file in files)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import subprocess
 import sys
 import weakref
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,9 @@ from hypothesis import strategies as st
 
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph import available_memory
-from raygnn.graph.arrays import dtype_name
+from raygnn.graph.outofcore.disk_graph import store
 from raygnn.graph.staging.mapped import PAGE, FileRows, large_pages, map_table, use_large_pages
-from raygnn.graph.staging.node_cache import Draft, Stage, StoredArray
+from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import load_shard
 from tests.support.graphs import partitioned, random_graph
 
@@ -38,23 +36,19 @@ DTYPES = [
 ]
 
 
-def save(file: Path, table: torch.Tensor) -> StoredArray:
-    with closing(Draft(file.parent)) as draft:
-        draft.array("x", dtype_name(table), tuple(table.shape)).append(table)
-        draft.finish({})
-    (file.parent / "0.npy").rename(file)
-    facts = json.loads((file.parent / "stage.json").read_text())
-    return StoredArray.model_validate(facts["arrays"]["x"])
+def save(file: Path, table: torch.Tensor) -> torch.Tensor:
+    store(file, table)
+    return table
 
 
 def mappings(file: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
 
 
-def mapped(file: Path, array: StoredArray, first: int, rows: int, spare: int) -> torch.Tensor:
-    """Map some rows of a file, with memory right behind them."""
-    piece = FileRows(0, file, array, first, rows)
-    return map_table(getattr(torch, array.dtype), array.shape[1:], rows + spare, [piece])
+def mapped(file: Path, table: torch.Tensor, first: int, rows: int, spare: int) -> torch.Tensor:
+    """Map some rows of a file with ``table``, with memory right behind them."""
+    pieces = [FileRows(first, file, first, rows)]
+    return map_table(table.dtype, table.shape[1:], first + rows + spare, pieces)[first:]
 
 
 @st.composite
@@ -83,9 +77,9 @@ def test_any_windows(
     tables, chosen, cached, spare = window
     pieces, end = [], 0
     for number, (table, (first, rows)) in enumerate(zip(tables, chosen)):
-        file = tmp_path / f"t{number}.npy"
+        store(file := tmp_path / f"t{number}", table)
         at = (end // PAGE + 2) * PAGE * (number > 0) + first % PAGE
-        pieces.append(FileRows(at, file, save(file, table), first, rows))
+        pieces.append(FileRows(at, file, first, rows))
         end = at + rows
     cache = (end // PAGE + 2) * PAGE
     room = ((cache + cached) // PAGE + 2) * PAGE
@@ -141,7 +135,7 @@ def test_memory_that_is_shared_gets_large_pages() -> None:
 
 def test_one_index_reaches_both(tmp_path: Path) -> None:
     table = torch.randn(1000, 33)
-    file = tmp_path / "t.npy"
+    file = tmp_path / "t"
     found = mapped(file, save(file, table), 100, 500, 50)
     found[500:] = torch.randn(50, 33)
     joined = torch.cat([table[100:600], found[500:].clone()])
@@ -156,8 +150,8 @@ def test_one_index_reaches_both(tmp_path: Path) -> None:
 
 
 def test_freed_with_the_last_view(tmp_path: Path) -> None:
-    file = tmp_path / "t.npy"
-    array = save(file, torch.randn(100, 8))
+    file = tmp_path / "t"
+    store(file, torch.randn(100, 8))
     lines = len(Path("/proc/self/maps").read_text().splitlines())
 
     class Kept:
@@ -165,7 +159,7 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
 
     kept = Kept()
     alive = weakref.ref(kept)
-    piece = FileRows(0, file, array, 0, 100, keep=kept)
+    piece = FileRows(0, file, 0, 100, keep=kept)
     found = map_table(torch.float32, (8,), 110, [piece])
     del piece
     del kept
@@ -215,7 +209,7 @@ def flags(address: int) -> list[str]:
 
 
 def test_spare_rows_cost_nothing_until_they_are_used(tmp_path: Path) -> None:
-    file = tmp_path / "t.npy"
+    file = tmp_path / "t"
     array = save(file, torch.randn(10, 256))
     found = mapped(file, array, 0, 10, 1 << 30)  # a tebibyte
     found[-1] = 7
@@ -228,12 +222,10 @@ SHARE = """
 import sys, re, torch
 from pathlib import Path
 from raygnn.graph.staging.mapped import FileRows, map_table
-from raygnn.graph.staging.node_cache import StoredArray
 file = Path(sys.argv[1])
-array = StoredArray.model_validate_json(sys.argv[2])
-found = map_table(torch.float32, (32,), 201_000, [FileRows(0, file, array, 3, 200_000)])
-found[:200_000].sum()
-found[200_000:] = 1
+found = map_table(torch.float32, (32,), 201_000, [FileRows(3, file, 3, 200_000)])
+found[3:200_003].sum()
+found[200_003:] = 1
 print("ready", flush=True)
 sys.stdin.readline()
 seen = {}
@@ -249,10 +241,10 @@ print(*(seen[n] for n in ("Rss", "Pss", "Private_Dirty", "Private_Clean")))
 
 
 def test_processes_share_the_pages(tmp_path: Path) -> None:
-    file = tmp_path / "t.npy"
-    array = save(file, torch.randn(200_010, 32))  # 25 MB
+    file = tmp_path / "t"
+    store(file, torch.randn(200_010, 32))  # 25 MB
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", SHARE, str(file), array.model_dump_json()]
+    command = [sys.executable, "-c", SHARE, str(file)]
     processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
     try:
         for process in processes:
@@ -275,7 +267,7 @@ def test_processes_share_the_pages(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_there(tmp_path: Path) -> None:
-    file = tmp_path / "t.npy"
+    file = tmp_path / "t"
     array = save(file, torch.randn(100, 4))
     for damage, message in ((_cut, "cut short"), (Path.unlink, "cannot be read: No such file")):
         damage(file)
@@ -289,7 +281,7 @@ def _cut(file: Path) -> None:
 
 
 def test_no_address_space(tmp_path: Path) -> None:
-    file = tmp_path / "t.npy"
+    file = tmp_path / "t"
     array = save(file, torch.randn(100, 4))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TrainingError, match=re.escape("Cannot allocate memory")) as error:

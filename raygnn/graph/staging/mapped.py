@@ -24,7 +24,7 @@ from torch import Tensor
 
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph import available_memory
-from raygnn.graph.staging.node_cache import PRIVATE, StoredArray
+from raygnn.graph.staging.node_cache import PRIVATE
 
 PAGE = mmap.PAGESIZE
 _PROT_NONE = 0
@@ -42,14 +42,13 @@ class FileRows:
 
     Attributes:
         at: position of the first row in the table.
-        file: file of a node's cache with ``array``, of shape ``[N, …]``.
-        first, rows: first row and number of rows; within ``0 … N``.
+        file: file with the elements of an array.
+        first, rows: first row and number of rows, within the array.
         keep: object to keep alive until the memory is unmapped.
     """
 
     at: int
     file: Path
-    array: StoredArray
     first: int
     rows: int
     keep: object = None
@@ -87,10 +86,8 @@ def map_table(
     width = math.prod(tail) * dtype.itemsize
     if width * total == 0:
         return torch.empty((total, *tail), dtype=dtype)
-    places = [(one, one.array.offset + one.first * width) for one in files if one.rows]
-    lead = (places[0][1] - places[0][0].at * width) % PAGE if places else 0  # of the first page
-    size = lead + total * width
-    base, memory = _reserve(size, [one.keep for one, _ in places])
+    files, size = [one for one in files if one.rows], total * width
+    base, memory = _reserve(size, [one.keep for one in files])
     common = shared * width if handle is not None else 0
     if handle is not None and common:
         _mmap(base, common, mmap.MAP_SHARED | _MAP_FIXED, handle)
@@ -98,19 +95,16 @@ def map_table(
         _mmap(base + common, rest, PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED)
         if large:
             _libc.madvise(base + common, rest, mmap.MADV_HUGEPAGE)  # may fail: there are none
-    scarce = bool(places) and outgrows(sum(one.rows for one, _ in places) * width, _ROWS)
-    for one, begin in places:
-        start = lead + one.at * width
+    scarce = bool(files) and outgrows(sum(one.rows for one in files) * width, _ROWS)
+    for one in files:
+        begin, start = one.first * width, one.at * width
         skip = start % PAGE  # a mapping begins at a page
-        if begin % PAGE != skip:
-            raise _damaged_file(one, "its elements have another offset than in other files")
         with _opened(one, begin + one.rows * width) as opened:
             length = _whole_pages(skip + one.rows * width)
             _mmap(base + start - skip, length, PRIVATE | _MAP_FIXED, opened, begin - skip)
             if scarce:
                 _libc.madvise(base + start - skip, length, mmap.MADV_RANDOM)
-    count = total * math.prod(tail)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=lead).view(total, *tail)
+    return torch.frombuffer(memory, dtype=dtype).view(total, *tail)
 
 
 def outgrows(size: int, share: float) -> bool:

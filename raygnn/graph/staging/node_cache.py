@@ -1,9 +1,9 @@
 """A node's cache of plain arrays, built once and mapped by every worker on the node.
 
-An entry is a directory of ``.npy`` files, described by ``stage.json``. It is built in a temporary
-directory and renamed when it is complete and on disk. One worker builds it, under a lock that ends
-with its process, while others that need it wait. A process that maps an entry holds a shared lock
-on it, which protects it from eviction.
+An entry is a directory of arrays without headers, described by ``stage.json``. It is built in a
+temporary directory and renamed when it is complete and on disk. One worker builds it, under a lock
+that ends with its process, while others that need it wait. A process that maps an entry holds a
+shared lock on it, which protects it from eviction.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from shutil import disk_usage
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, element_bytes, stored_dtype
+from raygnn.graph.arrays import Array, dtype_name, stored_dtype
+from raygnn.graph.outofcore.disk_graph import Appended, DiskArray
 from raygnn.graph.partition.manifest import first_problem
-from raygnn.util.files import new_directory, publish, remove, storage_errors, sync_file
+from raygnn.util.files import new_directory, publish, remove, storage_errors, sync, sync_file
 from raygnn.util.locks import try_flock, try_lock
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raygnn")
 
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 FACTS = "stage.json"
 
 _ENTRY = re.compile(r"[a-z]+-\d+-\d+-[0-9a-f]{32}")
@@ -54,13 +55,12 @@ PRIVATE = mmap.MAP_PRIVATE | 0x4000
 
 
 class StoredArray(BaseModel):
-    """One array of an entry: file, dtype (``"bfloat16"`` is stored as int16), shape, offset of the
-    elements in the file, and size of the file."""
+    """One array of an entry: file, dtype (``"bfloat16"`` is stored as int16), shape, size of the
+    file."""
 
-    file: Annotated[str, Field(pattern=r"^[0-9]+\.npy$")]
+    file: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")]
     dtype: str
     shape: tuple[int, ...]
-    offset: int
     bytes: int
 
     @property
@@ -69,7 +69,7 @@ class StoredArray(BaseModel):
 
 
 class _Facts(BaseModel):
-    version: Literal[1]
+    version: Literal[2]
     made_from: dict[str, Any]
     arrays: dict[str, StoredArray]
 
@@ -116,7 +116,7 @@ class CacheEntry:
         if at_random:
             memory.madvise(mmap.MADV_RANDOM)
         memory.entry = self
-        return np.frombuffer(memory, facts.stored, offset=facts.offset).reshape(facts.shape)
+        return np.frombuffer(memory, facts.stored).reshape(facts.shape)
 
 
 class _Memory(mmap.mmap):
@@ -128,51 +128,43 @@ class Draft:
 
     def __init__(self, directory: Path):
         self._directory = directory
-        self._arrays: dict[str, StoredArray] = {}
-        self._writers: list[ArrayWriter] = []
+        self._arrays: dict[str, Appended] = {}
 
-    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> ArrayWriter:
-        """Create a file, to which exactly the rows of ``shape`` must be appended."""
-        file, stored = f"{len(self._arrays)}.npy", stored_dtype(dtype)
-        stream = (self._directory / file).open("wb")
-        self._writers.append(ArrayWriter(stream, stored))
-        header = {"descr": stored.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(stream, header)
-        at = stream.tell()
-        size = at + math.prod(shape) * stored.itemsize
-        facts = StoredArray(file=file, dtype=dtype, shape=shape, offset=at, bytes=size)
-        self._arrays[name] = facts
-        return self._writers[-1]
+    def append(self, name: str, rows: Array | Tensor) -> None:
+        """Append rows to an array, whose first ones determine its dtype and shape. Raises
+        ValueError if these differ."""
+        if name not in self._arrays:
+            self._arrays[name] = Appended(self._directory / f"{len(self._arrays)}.bin")
+        array = self._arrays[name]
+        known, kind = array.array, (dtype_name(rows), tuple(rows.shape[1:]))
+        if not array.num:  # without rows, an array has any dtype
+            array.array = DiskArray(known.path, "")
+        elif len(rows) and kind != (known.dtype, known.row_shape):
+            raise ValueError(f"{known.dtype} {known.row_shape}, {kind[0]} {kind[1]}")
+        array.add(rows)
+
+    def rows(self, name: str) -> int:
+        """Return the number of rows of an array."""
+        return self._arrays[name].num
 
     def finish(self, made_from: Mapping[str, Any]) -> None:
         """Write ``stage.json``, and flush all files to the disk."""
-        for writer, (name, array) in zip(self._writers, self._arrays.items()):
-            sync_file(writer.stream)
-            size = writer.stream.tell()
-            assert size == array.bytes, f"{name} got {size} of {array.bytes} bytes"
-        facts = _Facts(version=VERSION, made_from={**made_from}, arrays=self._arrays)
+        arrays: dict[str, StoredArray] = {}
+        for name, appended in self._arrays.items():
+            array = appended.close()
+            sync(array.path)
+            shape, size = (appended.num, *array.row_shape), array.path.stat().st_size
+            facts = {"file": array.path.name, "dtype": array.dtype, "shape": shape, "bytes": size}
+            arrays[name] = StoredArray(**facts)
+        about = _Facts(version=VERSION, made_from={**made_from}, arrays=arrays)
         with (self._directory / FACTS).open("w") as file:
-            file.write(facts.model_dump_json(indent=1))
+            file.write(about.model_dump_json(indent=1))
             sync_file(file)
 
     def close(self) -> None:
-        for writer in self._writers:
+        for array in self._arrays.values():
             with contextlib.suppress(OSError):  # was raised by the flush already
-                writer.stream.close()
-
-
-class ArrayWriter:
-    """Appends rows to an array's file, in the array's dtype."""
-
-    def __init__(self, stream: BinaryIO, dtype: np.dtype[Any]):
-        self.stream = stream
-        self._dtype = dtype
-
-    def append(self, rows: Array | Tensor) -> None:
-        if isinstance(rows, np.ndarray):
-            rows = rows.astype(self._dtype, copy=False)
-        if rows.nbytes:
-            self.stream.write(element_bytes(rows))
+                array.close()
 
 
 class Stage:

@@ -29,7 +29,7 @@ from raygnn.graph.partition.read import (
     read_node_data,
     read_original_nodes,
 )
-from raygnn.graph.staging.node_cache import ArrayWriter, CacheEntry, Draft, Stage
+from raygnn.graph.staging.node_cache import CacheEntry, Draft, Stage
 
 _CHUNK = 1 << 22  # bytes
 _ROWS = 1 << 20  # rows copied at a time
@@ -61,14 +61,11 @@ class Staged:
         ``[E]``, in the user's graph, of the in-edges of type ``split.etype``, as in `topology`."""
 
         def build(draft: Draft) -> None:
-            rows = _rows(self.meta.edge_ranges[split.etype], span)
             splitter = Splitter(self.meta, split)
-            codes = draft.array("split", "int8", (rows,))
-            numbers = draft.array("number", "int64", (rows,))
             for part in range(*span):
                 edges = splitter.part(part)
-                codes.append(edges.codes)
-                numbers.append(edges.numbers)
+                draft.append("split", edges.codes)
+                draft.append("number", edges.numbers)
 
         return self._entry("edgesplit", span, build, split=asdict(split))
 
@@ -127,8 +124,7 @@ class Staged:
 
         def build(draft: Draft) -> None:
             weights = flat_weights(lists.array(f"edge/{name}/{weight}"))
-            entries = alias_tables(lists.array(f"indptr/{name}"), weights)
-            draft.array("alias", "uint64", entries.shape).append(entries)
+            draft.append("alias", alias_tables(lists.array(f"indptr/{name}"), weights))
 
         more = {"of": lists.path.name, "etype": list(etype), "weight": weight}
         return self._entry("alias", span, build, **more).array("alias")
@@ -171,92 +167,67 @@ def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[s
     for ntype in dict.fromkeys(etype[2] for etype in meta.etypes):
         _write_ids(draft, f"keys/{ntype}", original[ntype])
     del original
-    indptr, src, ends = {}, {}, dict.fromkeys(meta.etypes, 0)
-    for etype in meta.etypes:
-        name, rows = etype_str(etype), _rows(meta.node_ranges[etype[2]], span)
-        indptr[etype] = draft.array(f"indptr/{name}", "int64", (rows + 1,))
-        indptr[etype].append(np.zeros(1, np.int64))
-        ids = index_type(meta.num_nodes(etype[0])).__name__
-        src[etype] = draft.array(f"src/{name}", ids, (_rows(meta.edge_ranges[etype], span),))
-    columns = _Columns(draft, meta)
+    for name in map(etype_str, meta.etypes):
+        draft.append(f"indptr/{name}", np.zeros(1, np.int64))
+    ends, rows = dict.fromkeys(meta.etypes, 0), dict[str, int]()
     for part in range(*span):
         data: dict[EdgeType, dict[str, Tensor]] = read_edge_data(meta, part) if names else {}
         lists = read_in_edges(meta, part)
         for etype, edges in lists.items():
-            indptr[etype].append(edges.indptr[1:] + ends[etype])
+            kind, ids = etype_str(etype), index_type(meta.num_nodes(etype[0]))
+            draft.append(f"indptr/{kind}", edges.indptr[1:] + ends[etype])
             ends[etype] += len(edges.src)
-            src[etype].append(edges.src)
-            rows = _rows(meta.edge_ranges[etype], span)
+            draft.append(f"src/{kind}", edges.src.astype(ids, copy=False))
             for name in (n for n in names if n in data.get(etype, {})):
                 values = data[etype][name]
                 if values.dtype == torch.bfloat16:  # numpy has none
                     values = values.float()
                 if edges.order is not None:
                     values = values[torch.from_numpy(edges.order.astype(np.int64))]
-                columns.append(f"edge/{etype_str(etype)}/{name}", values, rows)
+                rows[f"edge/{kind}/{name}"] = _rows(meta.edge_ranges[etype], span)
+                _append(draft, meta, f"edge/{kind}/{name}", values)
         del lists, edges  # before the next part is read
-    columns.close()
+    _check_rows(draft, meta, rows)
 
 
 def _write_node_data(draft: Draft, meta: PartitionMeta, span: Span) -> None:
     for ntype, pieces in _original(meta, span).items():
         _write_ids(draft, f"original/{ntype}", pieces)
-    columns = _Columns(draft, meta)
+    rows = dict[str, int]()
     for part in range(*span):
         for ntype, arrays in read_node_data(meta, part).items():
-            rows = _rows(meta.node_ranges[ntype], span)
-            for name, values in arrays.items() if rows or not meta.num_nodes(ntype) else ():
-                columns.append(f"data/{ntype}/{name}", values, rows)
+            count = _rows(meta.node_ranges[ntype], span)
+            for name, values in arrays.items() if count or not meta.num_nodes(ntype) else ():
+                rows[f"data/{ntype}/{name}"] = count
+                _append(draft, meta, f"data/{ntype}/{name}", values)
     # parts without nodes of a type may lack its arrays, but every rank must know their dtypes
     for ntype in meta.ntypes:
         sizes = np.diff(meta.node_ranges[ntype], axis=1)[:, 0]
         if sizes.any() and not sizes[slice(*span)].any():
             for name, values in read_node_data(meta, int(np.argmax(sizes > 0)))[ntype].items():
-                columns.append(f"data/{ntype}/{name}", values[:0], 0)
-    columns.close()
+                draft.append(f"data/{ntype}/{name}", values[:0])
+    _check_rows(draft, meta, rows)
 
 
-class _Columns:
-    """Writer of arrays, each in a file that is created when its first rows show dtype and shape."""
+def _append(draft: Draft, meta: PartitionMeta, key: str, values: Tensor) -> None:
+    """Append the rows of one part to an array."""
+    try:
+        draft.append(key, values)
+    except ValueError as error:
+        raise _differs(meta, key, str(error)) from None
 
-    def __init__(self, draft: Draft, meta: PartitionMeta):
-        self._draft, self._meta = draft, meta
-        self._like: dict[str, tuple[Tensor, int]] = {}
-        self._writers: dict[str, ArrayWriter] = {}
-        self._done: dict[str, int] = {}
 
-    def append(self, key: str, values: Tensor, rows: int) -> None:
-        """Append the rows of one part to an array of ``rows`` rows in all."""
-        if key not in self._writers:
-            self._like[key] = values[:0], rows
-        if not len(values):
-            return  # a part without nodes of the type may have another dtype
-        like, _ = self._like[key]
-        if (like.dtype, like.shape[1:]) != (values.dtype, values.shape[1:]):
-            kinds = {str((array.dtype, array.shape[1:])) for array in (like, values)}
-            raise self._differs(key, str(sorted(kinds)))
-        if key not in self._writers:
-            self._begin(key)
-        self._writers[key].append(values)
-        self._done[key] += len(values)
+def _check_rows(draft: Draft, meta: PartitionMeta, rows: Mapping[str, int]) -> None:
+    """Raise DataError if some parts lack an array. ``rows``: their number in each array."""
+    for key, count in rows.items():
+        if draft.rows(key) != count:
+            raise _differs(meta, key, "some lack it")
 
-    def close(self) -> None:
-        for key, (_, rows) in self._like.items():
-            if key not in self._writers:
-                self._begin(key)
-            if self._done[key] != rows:
-                raise self._differs(key, "some lack it")
 
-    def _begin(self, key: str) -> None:
-        like, rows = self._like[key]
-        shape = (rows, *like.shape[1:])
-        self._writers[key] = self._draft.array(key, dtype_name(like), shape)
-        self._done[key] = 0
-
-    def _differs(self, key: str, how: str) -> DataError:
-        message = f"{key.partition('/')[2]} differs between the parts: {how}"
-        remedy = "partition the graph again, with one dtype and shape for each array"
-        return DataError(message, where=str(self._meta.config_file), remedy=remedy)
+def _differs(meta: PartitionMeta, key: str, how: str) -> DataError:
+    message = f"{key.partition('/')[2]} differs between the parts: {how}"
+    remedy = "partition the graph again, with one dtype and shape for each array"
+    return DataError(message, where=str(meta.config_file), remedy=remedy)
 
 
 def _write_messages(
@@ -281,7 +252,7 @@ def _write_messages(
             if edges is not None and etype == split.reverse:
                 _hide(keep, meta, span, etype, whole, edges)
         kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
-        draft.array(f"indptr/{name}", "int64", indptr.shape).append(kept[indptr])
+        draft.append(f"indptr/{name}", kept[indptr])
         for key in _aligned(whole, name):
             _copy(draft, key, whole, keep)
 
@@ -297,16 +268,17 @@ def _write_sorted(draft: Draft, whole: CacheEntry, etypes: Sequence[EdgeType], t
             for array in arrays:
                 _copy(draft, array, whole)
             continue
-        writers = {n: draft.array(n, whole.arrays[n].dtype, whole.arrays[n].shape) for n in arrays}
         columns, indptr = {n: whole.array(n) for n in arrays}, whole.array(f"indptr/{name}")
+        for array, column in columns.items():
+            draft.append(array, column[:0])
         for low in range(0, len(indptr) - 1, _ROWS):
             rows = indptr[low : low + _ROWS + 1]
             at = slice(int(rows[0]), int(rows[-1]))
             order = np.lexsort(
                 (columns[key][at], np.repeat(np.arange(len(rows) - 1), np.diff(rows)))
             )
-            for array, writer in writers.items():
-                writer.append(columns[array][at][order])
+            for array, column in columns.items():
+                draft.append(array, column[at][order])
 
 
 def _aligned(whole: CacheEntry, name: str) -> list[str]:
@@ -335,26 +307,25 @@ def _hide(
 
 
 def _copy(draft: Draft, name: str, whole: CacheEntry, keep: Array | None = None) -> None:
-    facts, rows = whole.arrays[name], whole.array(name)
-    count = len(rows) if keep is None else int(np.count_nonzero(keep))
-    writer = draft.array(name, facts.dtype, (count, *facts.shape[1:]))
+    rows = whole.array(name)
+    draft.append(name, rows[:0])
     for low in range(0, len(rows), _ROWS):
         chunk = rows[low : low + _ROWS]
-        writer.append(chunk if keep is None else chunk[keep[low : low + _ROWS]])
+        draft.append(name, chunk if keep is None else chunk[keep[low : low + _ROWS]])
 
 
 def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     matrices = {key: as_matrix(array) for key, array in arrays.items()}
     widths = [matrix.shape[1] for matrix in matrices.values()]
     rows, width = len(next(iter(matrices.values()))), sum(widths)
-    writer = draft.array("table", dtype_name(dtype), (rows, width))
+    draft.append("table", torch.empty((0, width), dtype=dtype))
     step = max(1, _CHUNK // max(1, width * dtype.itemsize))
     for low in range(0, rows, step):
         pieces = {key: matrix[low : low + step] for key, matrix in matrices.items()}
         chunk = torch.cat([piece.to(dtype) for piece in pieces.values()], 1)
         if chunk.is_floating_point() and not torch.isfinite(chunk.sum(dtype=torch.float64)):
             _check_range(pieces, dtype)
-        writer.append(chunk)
+        draft.append("table", chunk)
 
 
 def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -384,9 +355,8 @@ def _original(meta: PartitionMeta, span: Span) -> dict[str, list[Array]]:
 
 def _write_ids(draft: Draft, name: str, pieces: list[Array]) -> None:
     dtype = np.result_type(*pieces)
-    writer = draft.array(name, dtype.name, (sum(map(len, pieces)),))
     for piece in pieces:
-        writer.append(piece)
+        draft.append(name, piece.astype(dtype, copy=False))
 
 
 def flat_weights(weight: Array) -> Array:

@@ -214,9 +214,8 @@ class Shard:
         files = []
         for rank in np.flatnonzero(layout.starts >= 0).tolist():
             entry, name, first, rows = self._staged(ntype, names, dtype, rank)
-            at, array = int(layout.starts[rank]), entry.arrays[name]
-            files.append(FileRows(at, entry.file(name), array, first, rows, keep=entry))
-        tail = files[0].array.shape[1:]
+            at, tail = int(layout.starts[rank]), entry.arrays[name].shape[1:]
+            files.append(FileRows(at, entry.file(name), first, rows, keep=entry))
         return map_table(dtype, tail, layout.total, files, shared=layout.permanent, handle=handle)
 
     def rows(self, ntype: str, names: Sequence[str], dtype: torch.dtype) -> Tensor:
