@@ -32,7 +32,7 @@ from raygnn.graph.partition.read import (
 from raygnn.graph.staging.node_cache import CacheEntry, Draft, Stage
 
 _CHUNK = 1 << 22  # bytes
-_ROWS = 1 << 20  # rows copied at a time
+_ROWS = 1 << 16  # nodes whose lists are copied at a time
 _ONES = 0xFFFFFFFF  # 32 bits
 Span = tuple[int, int]
 
@@ -79,23 +79,21 @@ class Staged:
         """Return the in-edge lists that messages pass along, as `topology` has them, without edges
         for validation and test of the splits ``hide``, and their reverses; ascending by the array
         ``time``, for the edge types that have it."""
-        entry = self.topology(span, edge_arrays)
-        if hide:
-            hides = [(split, self.edge_split(span, split)) for split in hide]
-            build = partial(_write_messages, meta=self.meta, span=span, whole=entry, splits=hides)
-            names, listed = sorted(set(edge_arrays)), [asdict(split) for split in hide]
-            entry = self._entry("messages", span, build, edge_arrays=names, splits=listed)
-        if time is None:
-            return entry
-        for etype in self.meta.etypes:
-            array = entry.arrays.get(f"edge/{etype_str(etype)}/{time}")
+        whole = self.topology(span, edge_arrays)
+        if not hide and time is None:
+            return whole
+        for etype in self.meta.etypes if time is not None else ():
+            array = whole.arrays.get(f"edge/{etype_str(etype)}/{time}")
             if array is not None and (array.stored.kind not in "iu" or len(array.shape) > 1):
                 is_now = f"{time!r} of edge type {etype_str(etype)} is {array.dtype}"
                 message = f"array {is_now} {list(array.shape)}, not one integer time per edge"
                 remedy = "give each edge one whole number, or name another array"
                 raise DataError(message, where="sampling.time.edges", remedy=remedy)
-        build = partial(_write_sorted, whole=entry, etypes=self.meta.etypes, time=time)
-        return self._entry("sorted", span, build, of=entry.path.name, by=time)
+        splits = [(split, self.edge_split(span, split)) for split in hide]
+        given = {"meta": self.meta, "span": span, "whole": whole, "splits": splits, "time": time}
+        names, hidden = sorted(set(edge_arrays)), [asdict(split) for split in hide]
+        more = {"edge_arrays": names, "splits": hidden, "by": time}
+        return self._entry("lists", span, partial(_write_lists, **given), **more)
 
     def edge_table(
         self,
@@ -230,88 +228,51 @@ def _differs(meta: PartitionMeta, key: str, how: str) -> DataError:
     return DataError(message, where=str(meta.config_file), remedy=remedy)
 
 
-def _write_messages(
+def _write_lists(
     draft: Draft,
     meta: PartitionMeta,
     span: Span,
     whole: CacheEntry,
     splits: Sequence[tuple[EdgeSplit, CacheEntry]],
+    time: str | None,
 ) -> None:
-    """Copy a topology without hidden edges. Memory: a byte for each edge of one type, 8 for each
-    hidden edge of splits that hide reverses, and a chunk of rows."""
-    hidden = [Splitter(meta, s).hidden() if s.reverse is not None else None for s, _ in splits]
+    """Copy a topology without hidden edges, each list sorted by time; edges of equal times keep
+    their order. Memory: 8 bytes for each hidden edge of splits that hide reverses, and the edges
+    into `_ROWS` nodes."""
+    nothing = np.empty(0, np.int64)
+    hidden = [nothing if s.reverse is None else Splitter(meta, s).hidden() for s, _ in splits]
     for name in (name for name in whole.arrays if name.startswith("keys/")):
-        _copy(draft, name, whole)
+        draft.append(name, whole.array(name))
     for etype in meta.etypes:
-        name = etype_str(etype)
-        indptr = whole.array(f"indptr/{name}")
-        keep = np.ones(int(indptr[-1]), bool)
-        for (split, codes), edges in zip(splits, hidden):
-            if etype == split.etype:
-                keep &= codes.array("split") <= TRAIN
-            if edges is not None and etype == split.reverse:
-                _hide(keep, meta, span, etype, whole, edges)
-        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
-        draft.append(f"indptr/{name}", kept[indptr])
-        for key in _aligned(whole, name):
-            _copy(draft, key, whole, keep)
-
-
-def _write_sorted(draft: Draft, whole: CacheEntry, etypes: Sequence[EdgeType], time: str) -> None:
-    """Copy lists, each sorted by time; edges of equal times keep their order."""
-    for name in whole.arrays:
-        if name.startswith(("keys/", "indptr/")):
-            _copy(draft, name, whole)
-    for name in map(etype_str, etypes):
-        arrays, key = _aligned(whole, name), f"edge/{name}/{time}"
-        if key not in whole.arrays:
-            for array in arrays:
-                _copy(draft, array, whole)
-            continue
-        columns, indptr = {n: whole.array(n) for n in arrays}, whole.array(f"indptr/{name}")
-        for array, column in columns.items():
-            draft.append(array, column[:0])
+        name, end = etype_str(etype), 0
+        indptr, src = whole.array(f"indptr/{name}"), whole.array(f"src/{name}")
+        aligned = [f"src/{name}", *whole.below(f"edge/{name}/").values()]
+        columns = {key: whole.array(key) for key in aligned}
+        times = None if time is None else columns.get(f"edge/{name}/{time}")
+        codes = [entry.array("split") for split, entry in splits if split.etype == etype]
+        backward = [edges for (s, _), edges in zip(splits, hidden) if s.reverse == etype]
+        first = int(meta.node_ranges[etype[2]][span[0], 0])
+        draft.append(f"indptr/{name}", np.zeros(1, np.int64))
+        for key, column in columns.items():
+            draft.append(key, column[:0])
         for low in range(0, len(indptr) - 1, _ROWS):
-            rows = indptr[low : low + _ROWS + 1]
-            at = slice(int(rows[0]), int(rows[-1]))
-            order = np.lexsort(
-                (columns[key][at], np.repeat(np.arange(len(rows) - 1), np.diff(rows)))
-            )
-            for array, column in columns.items():
-                draft.append(array, column[at][order])
-
-
-def _aligned(whole: CacheEntry, name: str) -> list[str]:
-    """Name the arrays that have one row per edge of a type."""
-    return [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
-
-
-def _hide(
-    keep: Array,
-    meta: PartitionMeta,
-    span: Span,
-    etype: EdgeType,
-    whole: CacheEntry,
-    hidden: IntArray,
-) -> None:
-    """Clear ``keep`` at edges whose reverse is hidden."""
-    name, ntype = etype_str(etype), etype[2]
-    indptr, src = whole.array(f"indptr/{name}"), whole.array(f"src/{name}")
-    first = int(meta.node_ranges[ntype][span[0], 0])
-    for low in range(0, len(indptr) - 1, _ROWS):
-        rows = indptr[low : low + _ROWS + 1]
-        dst = np.repeat(np.arange(low, low + len(rows) - 1) + first, np.diff(rows))
-        at = slice(int(rows[0]), int(rows[-1]))
-        sources = src[at].astype(np.int64)
-        keep[at] &= ~is_reverse_of_hidden(sources, dst, hidden, meta.num_nodes(etype[0]))
-
-
-def _copy(draft: Draft, name: str, whole: CacheEntry, keep: Array | None = None) -> None:
-    rows = whole.array(name)
-    draft.append(name, rows[:0])
-    for low in range(0, len(rows), _ROWS):
-        chunk = rows[low : low + _ROWS]
-        draft.append(name, chunk if keep is None else chunk[keep[low : low + _ROWS]])
+            starts = indptr[low : low + _ROWS + 1]
+            at = slice(int(starts[0]), int(starts[-1]))
+            row = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+            keep = np.ones(len(row), bool)
+            for each in codes:
+                keep &= each[at] <= TRAIN
+            for edges in backward:
+                ends = src[at].astype(np.int64), row + low + first
+                keep &= ~is_reverse_of_hidden(*ends, edges, meta.num_nodes(etype[0]))
+            chosen = np.flatnonzero(keep)
+            if times is not None:
+                chosen = chosen[np.lexsort((times[at][chosen], row[chosen]))]
+            counts = np.bincount(row[chosen], minlength=len(starts) - 1)
+            draft.append(f"indptr/{name}", end + np.cumsum(counts))
+            end += len(chosen)
+            for key, column in columns.items():
+                draft.append(key, column[at][chosen])
 
 
 def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> None:
