@@ -106,14 +106,8 @@ class Staged:
         """Map arrays of the edges of one type, aligned with ``lists`` and concatenated to
         ``[E, F]``; see `table`."""
         keys = [f"edge/{etype_str(etype)}/{name}" for name in names]
-        arrays = {key: lists.tensor(key) for key in keys}
-        first = arrays[keys[0]]
-        if len(arrays) == 1 and first.dtype == dtype and first.dim() > 1:
-            return first.flatten(1)
-        target = dtype_name(dtype)
-        more = {"of": lists.path.name, "etype": list(etype), "names": list(names), "dtype": target}
-        build = partial(_write_table, arrays=arrays, dtype=dtype)
-        return self._entry("edgetable", span, build, **more).tensor("table")
+        entry, name = self._joined(lists, span, keys, dtype)
+        return as_matrix(entry.tensor(name))
 
     def alias(self, lists: CacheEntry, span: Span, etype: EdgeType, weight: str) -> Array:
         """Return the alias tables for sampling edges in proportion to their weights, uint64
@@ -136,15 +130,18 @@ class Staged:
     ) -> tuple[CacheEntry, str]:
         """Return entry and name of an array ``[R, F]``: node arrays, each flattened to a matrix,
         concatenated. A stored array that is such already is not copied."""
-        nodes = self.node_data(span)
         keys = [f"data/{ntype}/{name}" for name in names]
-        target = dtype_name(dtype)
-        if len(keys) == 1 and nodes.arrays[keys[0]].dtype == target:
-            return nodes, keys[0]
+        return self._joined(self.node_data(span), span, keys, dtype)
 
-        build = partial(_write_table, arrays={k: nodes.tensor(k) for k in keys}, dtype=dtype)
-        made = self._entry("table", span, build, ntype=ntype, names=list(names), dtype=target)
-        return made, "table"
+    def _joined(
+        self, entry: CacheEntry, span: Span, keys: list[str], dtype: torch.dtype
+    ) -> tuple[CacheEntry, str]:
+        target = dtype_name(dtype)
+        if len(keys) == 1 and entry.arrays[keys[0]].dtype == target:
+            return entry, keys[0]
+        build = partial(_write_table, arrays={k: entry.tensor(k) for k in keys}, dtype=dtype)
+        more = {"of": entry.path.name, "keys": keys, "dtype": target}
+        return self._entry("table", span, build, **more), "table"
 
     def _entry(
         self, kind: str, span: Span, build: Callable[[Draft], None], **more: Any
@@ -239,8 +236,6 @@ def _write_lists(
     """Copy a topology without hidden edges, each list sorted by time; edges of equal times keep
     their order. Memory: 8 bytes for each hidden edge of splits that hide reverses, and the edges
     into `_ROWS` nodes."""
-    nothing = np.empty(0, np.int64)
-    hidden = [nothing if s.reverse is None else Splitter(meta, s).hidden() for s, _ in splits]
     for name in (name for name in whole.arrays if name.startswith("keys/")):
         draft.append(name, whole.array(name))
     for etype in meta.etypes:
@@ -250,7 +245,7 @@ def _write_lists(
         columns = {key: whole.array(key) for key in aligned}
         times = None if time is None else columns.get(f"edge/{name}/{time}")
         codes = [entry.array("split") for split, entry in splits if split.etype == etype]
-        backward = [edges for (s, _), edges in zip(splits, hidden) if s.reverse == etype]
+        backward = [Splitter(meta, split).hidden() for split, _ in splits if split.reverse == etype]
         first = int(meta.node_ranges[etype[2]][span[0], 0])
         draft.append(f"indptr/{name}", np.zeros(1, np.int64))
         for key, column in columns.items():
