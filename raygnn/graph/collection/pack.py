@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from torch import Tensor
 
 from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, as_matrix, dtype_name, element_bytes, stored_dtype
+from raygnn.graph.arrays import (
+    Array,
+    as_matrix,
+    dtype_name,
+    element_bytes,
+    index_type,
+    stored_dtype,
+)
 from raygnn.graph.collection import (
     INSTEAD,
     MANIFEST,
@@ -33,6 +40,8 @@ from raygnn.graph.sources.input_files import check_fits_memory, out_of_memory
 from raygnn.graph.sources.library_graphs import GraphSet
 from raygnn.storage.replica import share_directory
 from raygnn.util.files import new_directory, publish, storage_errors, sync
+
+_TOGETHER = 10_000  # graphs whose rows are joined
 
 
 def make_collection(
@@ -128,10 +137,10 @@ class _Packer:
             frames.add(frame.num, frame.data, f"{where}: {ntype}")
         for etype, frames in self.edges.items():
             edges = data.edges[etype]
-            ends = []
-            for side, ids in ((0, edges.src), (2, edges.dst)):
-                small = data.nodes[etype[side]].num < 2**31
-                ends.append(ids.astype(np.int32 if small else np.int64, copy=False))
+            ends = {
+                side: ids.astype(index_type(data.nodes[t].num), copy=False)
+                for side, ids, t in zip(("src", "dst"), (edges.src, edges.dst), etype[::2])
+            }
             frames.add(edges.num, edges.data, f"{where}: {etype_str(etype)}", ends)
         self.num += 1
 
@@ -172,17 +181,19 @@ class _Frames:
         self.sizes: list[int] = []
         self.arrays: dict[str, _Rows] | None = None
         self.empty: Mapping[str, Any] = {}
-        self.ends = {"src": _Rows(), "dst": _Rows()}
+        self.ends: dict[str, _Rows] = {}
 
-    def add(self, num: int, data: Mapping[str, Any], where: str, ends: Iterable[Any] = ()) -> None:
+    def add(
+        self, num: int, data: Mapping[str, Any], where: str, ends: Mapping[str, Any] = {}
+    ) -> None:
         self.sizes.append(num)
         for name, rows in data.items():
             if name == "feat" and tuple(rows.shape[1:]) == (0,):
                 message = f"its shape is {(num, 0)}: no features"
                 remedy = "give at least one feature"
                 raise DataError(message, where=f"{where}/{name}", remedy=remedy)
-        for end, ids in zip(self.ends.values(), ends):
-            end.add(ids, where)
+        for side, ids in ends.items():
+            self.ends.setdefault(side, _Rows()).add(ids, where)
         if not num:
             self.empty = self.empty or data
             return
@@ -215,7 +226,6 @@ class _Frames:
         } | {
             side: _written(Path(f"{path}.{side}.npy"), ids.joined())
             for side, ids in self.ends.items()
-            if ids.pieces
         }
 
 
@@ -236,16 +246,17 @@ def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], 
 
 
 class _Rows:
-    """Rows of one array of all graphs, in ``pieces``; ``finite``: refuse infinities and NaN."""
+    """Rows of one array of all graphs; ``finite``: refuse infinities and NaN."""
 
     def __init__(self, *, finite: bool = False):
         self._finite = finite
-        self.pieces: list[Tensor] = []
+        self._pieces: list[Tensor] = []  # of many graphs each
+        self._last: list[Tensor] = []  # of one graph each
 
     def add(self, array: Any, where: str) -> None:
         """Append rows ``[n, …]`` of NumPy or torch, which must not change until `joined`."""
         rows = torch.as_tensor(array)
-        first = self.pieces[0] if self.pieces else rows
+        first = next(iter([*self._pieces[:1], *self._last[:1]]), rows)
         shape, before = list(rows.shape[1:]), list(first.shape[1:])
         if shape != before:
             message = f"its rows have shape {shape}, in the graphs before {before}"
@@ -259,11 +270,16 @@ class _Rows:
             where = f"{where}, row {int(good.int().argmin())}"
             remedy = "features must be finite: replace them, or leave the graph out"
             raise DataError("features are infinite or not a number", where=where, remedy=remedy)
-        self.pieces.append(rows)
+        self._last.append(rows)
+        if len(self._last) == _TOGETHER:  # a tensor for each graph would need more memory
+            self._pieces, self._last = [*self._pieces, torch.cat(self._last)], []
 
     def joined(self) -> Tensor:
         """Copy all rows to one array, in the smallest dtype that holds them."""
-        return torch.cat(self.pieces)
+        return torch.cat([*self._pieces, *self._last])
+
+    def replace(self, rows: Tensor) -> None:
+        self._pieces, self._last = [rows], []
 
 
 def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
@@ -291,7 +307,7 @@ def _normalize(nodes: Mapping[str, _Frames], method: str) -> None:
         data.nodes[ntype] = NodeFrame(len(feat), {"feat": wide})
     normalize(data, method)
     for ntype, frame in data.nodes.items():
-        nodes[ntype].columns()["feat"].pieces = [torch.as_tensor(frame.data["feat"])]
+        nodes[ntype].columns()["feat"].replace(torch.as_tensor(frame.data["feat"]))
 
 
 def _graph_column(path: Path, values: Tensor) -> GraphColumn:
