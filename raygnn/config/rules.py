@@ -22,13 +22,14 @@ from raygnn.config.task import (
     NodeTaskConfig,
     TrainingTable,
 )
+from raygnn.config.values import problems_of
 from raygnn.config.yaml_text import KeyPath
 
 
 def contradictions(config: Config) -> list[Problem]:
     """Return all contradictions between keys, and keys that nothing would use."""
     return [
-        *(problem for at, section in config.sections() for problem in section.problems(at)),
+        *problems_of(config),
         *_sampling(config),
         *_graph(config),
         *(_task(config) if config.tasks is None else _tasks(config)),

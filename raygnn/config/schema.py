@@ -421,19 +421,6 @@ class Config(Section):
         """``<storage>/<name>``, or its local replacement."""
         return self.local_storage / self.name
 
-    def sections(self) -> Iterator[tuple[KeyPath, Section]]:
-        """Yield every section with its key path."""
-        pending: list[tuple[KeyPath, Any]] = [((), self)]
-        while pending:
-            at, value = pending.pop(0)
-            if isinstance(value, Section):
-                if at:
-                    yield at, value
-                keys = type(value).model_fields
-                pending += [((*at, key), getattr(value, key)) for key in keys]
-            elif at == ("tasks",):
-                pending += [((*at, name), task) for name, task in (value or {}).items()]
-
     def to_dict(self) -> dict[str, Any]:
         """Return every key with its value as JSON types, which ``load_config`` reads back."""
         return self.model_dump(mode="json")

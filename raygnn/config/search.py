@@ -110,9 +110,7 @@ class SearchConfig(Section):
             if key.partition(".")[0] in _FIXED:
                 what = f"{key} cannot differ between trials"
                 yield Problem(here, what, "remove it from the space")
-            found = list(values.problems(here))
-            yield from found
-            sound &= not found
+            sound &= not any(values.problems(here))
             if sound and self.algorithm == "grid" and values.choice is None:
                 what = f"algorithm grid needs a choice for {key}, not {values.kind[0]}"
                 yield Problem(here, what, "list its values, or set search.algorithm to random")

@@ -120,6 +120,16 @@ class Section(BaseModel):
                 yield Problem((*at, key), f"{named} would be ignored: {why}", remedy)
 
 
+def problems_of(value: Any, at: KeyPath = ()) -> Iterator[Problem]:
+    """Yield `Section.problems` of all sections in a value at key path ``at``."""
+    if isinstance(value, Section):
+        yield from value.problems(at)
+        value = vars(value)
+    pairs = value.items() if isinstance(value, dict) else ()
+    for key, inner in enumerate(value) if isinstance(value, tuple) else pairs:
+        yield from problems_of(inner, (*at, key))
+
+
 def members(annotation: Any) -> list[Any]:
     """Return the members of a union, without annotations, or the type itself."""
     if get_origin(annotation) is Annotated:

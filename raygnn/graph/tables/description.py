@@ -25,6 +25,7 @@ from raygnn.config.values import (
     must,
     or_say,
     parse_moment,
+    problems_of,
     to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
@@ -453,19 +454,9 @@ def read_description(file: Path) -> Description:
         raise ConfigError(message, where=str(file), remedy=remedy)
     document = read_file(file, "describe the tables in the sections nodes and edges")
     described = document.checked(Description)
-    if problems := [*_problems((), described), *_edge_problems(described)]:
+    if problems := [*problems_of(described), *_edge_problems(described)]:
         raise document.error(problems)
     return described
-
-
-def _problems(at: KeyPath, value: Any) -> Iterator[Problem]:
-    """Yield contradictions between the keys of each section in a value."""
-    if isinstance(value, Section):
-        yield from value.problems(at)
-        value = vars(value)
-    pairs = value.items() if isinstance(value, dict) else ()
-    for key, inner in enumerate(value) if isinstance(value, tuple) else pairs:
-        yield from _problems((*at, key), inner)
 
 
 def _several(
