@@ -217,6 +217,18 @@ def test_tables_are_read_as_they_are_in_memory(
         assert_as_in_memory(graph, root, parts)
 
 
+def test_edges_alone_are_for_training(tmp_path: Path) -> None:
+    """The masks of edges are found on disk."""
+    graph, spec = write_tables(tmp_path, 0, numbers=False, kept=True), copy.deepcopy(SPEC)
+    del spec["nodes"]["user"]["split"]
+    graph.path.write_text(yaml.safe_dump(spec, sort_keys=False))
+    assert_as_in_memory(graph, tmp_path, 2)
+    spec["edges"]["user:knows:user"]["splits"] = {"train": 1e-9}
+    graph.path.write_text(yaml.safe_dump(spec, sort_keys=False))
+    with pytest.raises(DataError, match="there are no training edges"):
+        out_of_core(graph, tmp_path / "p", 2)
+
+
 def assert_as_in_memory(graph: GraphConfig, root: Path, parts: int) -> None:
     make_partition(missing(root / "local", parts), load_graph(graph))
     out_of_core(graph, root / "disk", parts)

@@ -15,6 +15,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.arrays import both_directions
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.sources import digest, load_graph, normalize
 from tests.support.builders import assert_not_imported, graph_config, write_dgl
 
@@ -144,6 +145,16 @@ def test_dgl_keeps_the_stored_dtype(tmp_path: Path) -> None:
     assert nodes(data)["feat"].dtype == torch.bfloat16
     deviation = nodes(data)["feat"].float().std(dim=0, correction=0)
     assert torch.allclose(deviation, torch.ones(2), atol=1e-2)
+
+
+def test_dgl_masks_of_edges_are_bool(tmp_path: Path) -> None:
+    """DGL's files hold them as uint8, and nodes need no masks beside them."""
+    train = np.array([True, False])
+    edges = {DEFAULT_ETYPE: EdgeFrame(np.arange(2), np.arange(1, 3), {"train_mask": train})}
+    write_graph(tmp_path / "g.dgl", GraphData("g", {DEFAULT_NTYPE: NodeFrame(3, {})}, edges))
+    found = load({"format": "dgl", "path": str(tmp_path / "g.dgl")}).edges[DEFAULT_ETYPE].data
+    assert found["train_mask"].dtype == np.bool_
+    assert found["train_mask"].tolist() == train.tolist()
 
 
 def test_dgl_non_finite_bfloat16_is_found(tmp_path: Path) -> None:

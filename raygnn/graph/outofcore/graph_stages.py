@@ -46,9 +46,18 @@ def read_graph(
         data = sources.load_graph(config, needs_masks=needs_masks, trains=trains)
         return spill(data, work.directory("edges"))
     graph.others["name"] = re.sub(r"[^\w.-]", "_", graph.others["name"])
+    trains = trains and not _has_training_edges(graph)
     sources.check(graph.data(), needs_masks=needs_masks, trains=trains)
     graph = _scaled(graph, config.normalize or "none", work)
     return _with_reverses(graph) if has_reverses(config) else graph
+
+
+def _has_training_edges(graph: DiskGraph) -> bool:
+    """Return True if nodes have no masks and an edge is for training: `check` sees no edges."""
+    if any("train_mask" in arrays for arrays in graph.node_arrays.values()):
+        return False
+    runs = [run for runs in graph.runs.values() for run in runs if "train_mask" in run.data]
+    return any(run.rows("train_mask").any() for run in runs)
 
 
 def is_in_place(member: Member) -> bool:

@@ -137,7 +137,7 @@ def read(graph: DatasetGraph) -> GraphData:
     if (given := named_splits(opened.dataset, graph.dataset)) is not None:
         _add_masks(data, given)
     _choose_split(data, graph.split)
-    to_targets(data.nodes, data.name)
+    to_targets(data.nodes, data.edges, data.name)
     for frame in data.nodes.values() if graph.normalize else ():
         if "feat" in frame.data:  # is scaled in place, and the dataset may still hold it
             frame.data["feat"] = copy.deepcopy(frame.data["feat"])

@@ -19,7 +19,7 @@ from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util.hashing import digest
 
 _MORE_MEMORY = "if the file is not damaged, free memory, or use a machine with more of it"
-_A_MASK = "a mask is one bool (or 0 or 1) for each node, not a list of node ids"
+_A_MASK = "a mask is one bool (or 0 or 1) for each node or edge, not a list of ids"
 
 
 def check_file(path: AnyPath) -> int:
@@ -176,12 +176,16 @@ def check_frames(
             require_rows(array, found.num, f"{place}/{name}", "edges")
 
 
-def to_targets(nodes: Mapping[str, NodeFrame], origin: str) -> None:
-    """Convert ``label`` to int64 ``[N]`` and masks to bool ``[N]``; raises DataError otherwise."""
-    for ntype, frame in nodes.items():
-        for name in frame.data.keys() & {"label", *MASKS}:
+def to_targets(
+    nodes: Mapping[str, NodeFrame], edges: Mapping[EdgeType, EdgeFrame], origin: str
+) -> None:
+    """Convert ``label`` of nodes to int64 ``[N]``, and masks of nodes and edges to bool ``[N]``;
+    raises DataError otherwise."""
+    frames = {**nodes, **{etype_str(etype): frame for etype, frame in edges.items()}}
+    for kind, frame in frames.items():
+        for name in frame.data.keys() & {*MASKS, *["label"] * (kind in nodes)}:
             convert = to_labels if name == "label" else to_mask
-            frame.data[name] = convert(frame.data[name], f"{origin}: {ntype}/{name}")
+            frame.data[name] = convert(frame.data[name], f"{origin}: {kind}/{name}")
 
 
 def _unlike(array: Any, origin: str, remedy: str) -> DataError:

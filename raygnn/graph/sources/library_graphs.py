@@ -66,8 +66,8 @@ def files(graph: DglGraph) -> list[Path]:
 def read(graph: DglGraph) -> GraphData:
     """Read the graph with its types, edges ordered by id, and data as stored.
 
-    ``label`` becomes int64 ``[N]`` and the three masks bool ``[N]``; everything else keeps its
-    dtype (bfloat16, which numpy lacks, as a torch tensor).
+    ``label`` of nodes becomes int64 ``[N]``, and the three masks bool ``[N]``; everything else
+    keeps its dtype (bfloat16, which numpy lacks, as a torch tensor).
     """
     file = Path(graph.path)
     graphs = read_graphs(file)
@@ -76,7 +76,7 @@ def read(graph: DglGraph) -> GraphData:
         remedy = f"choose graph.index from 0 to {len(graphs) - 1}"
         raise DataError(message, where=str(file), remedy=remedy)
     nodes, edges = _frames(graphs[graph.index], str(file))
-    input_files.to_targets(nodes, str(file))
+    input_files.to_targets(nodes, edges, str(file))
     return GraphData(file.stem, nodes, edges, {"": str(file)})
 
 
