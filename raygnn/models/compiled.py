@@ -15,32 +15,6 @@ _TOGETHER = 64  # rows that are summed in fp32; these sums are added in fp64
 
 
 @njit(**_COMPILE)
-def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
-    """Group a block's edges by source with a stable counting sort.
-
-    Args:
-        indptr: int64 ``[D+1]``; src: int64 ``[E]``, from 0 to ``num_src - 1``.
-
-    Returns:
-        ``(start [S+1], dst [E], edge [E])``, int64: start of each source's edges, their
-        destinations, and their positions in ``src``.
-    """
-    start = np.zeros(num_src + 1, np.int64)
-    for e in range(src.shape[0]):
-        start[src[e] + 1] += 1
-    for s in range(num_src):
-        start[s + 1] += start[s]
-    at = start.copy()
-    dst, edge = np.empty(src.shape[0], np.int64), np.empty(src.shape[0], np.int64)
-    for d in range(indptr.shape[0] - 1):
-        for e in range(indptr[d], indptr[d + 1]):
-            to = at[src[e]]
-            dst[to], edge[to] = d, e
-            at[src[e]] = to + 1
-    return start, dst, edge
-
-
-@njit(**_COMPILE)
 def largest(indptr, src, rows):  # type: ignore[no-untyped-def]
     """Find the largest numbers among each destination's sources; the last of equal ones.
 
@@ -88,58 +62,31 @@ def finish(rows, bias, relu):  # type: ignore[no-untyped-def]
             row[j] = least if value <= least else value
 
 
+@njit(inline="always")
+def _number(bits, shift):  # type: ignore[no-untyped-def]
+    return np.uint32(np.uint32(bits) << np.uint32(shift)).view(np.float32)
+
+
 @njit(**_COMPILE)
 def passed(grad, rows, out):  # type: ignore[no-untyped-def]
     """Compute the gradient of ReLU: 0 where ``rows``, its output, are 0, else ``grad``.
 
     Args:
-        grad, rows, out: float32 ``[n, F]``.
+        grad, rows, out: bits ``[n, F]`` of fp32 numbers (uint32) or bf16 numbers (uint16).
 
     Returns:
         The sum of ``out`` over its rows, float64 ``[F]``.
     """
-    width = rows.shape[1]
+    width, shift, nothing = rows.shape[1], 32 - 8 * rows.itemsize, rows.dtype.type(0)
     total, part = np.zeros(width, np.float64), np.empty(width, np.float32)
     for start in range(0, rows.shape[0], _TOGETHER):
         part[:] = np.float32(0)
         for i in range(start, min(start + _TOGETHER, rows.shape[0])):
             given, row, to = grad[i], rows[i], out[i]
             for j in range(width):
-                to[j] = np.float32(0) if row[j] <= np.float32(0) else given[j]
-            for j in range(width):
-                part[j] += to[j]
-        for j in range(width):
-            total[j] += part[j]
-    return total
-
-
-@njit(inline="always")
-def _wide(bits):  # type: ignore[no-untyped-def]
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@njit(**_COMPILE)
-def relu_bits(rows):  # type: ignore[no-untyped-def]
-    """Apply ReLU to bf16 numbers, uint16 ``[n, F]``, in place. NaN stays NaN."""
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        for j in range(row.shape[0]):
-            row[j] = np.uint16(0) if _wide(row[j]) <= np.float32(0) else row[j]
-
-
-@njit(**_COMPILE)
-def passed_bits(grad, rows, out):  # type: ignore[no-untyped-def]
-    """Compute `passed` for bf16 numbers, uint16 ``[n, F]``."""
-    width = rows.shape[1]
-    total, part = np.zeros(width, np.float64), np.empty(width, np.float32)
-    for start in range(0, rows.shape[0], _TOGETHER):
-        part[:] = np.float32(0)
-        for i in range(start, min(start + _TOGETHER, rows.shape[0])):
-            given, row, to = grad[i], rows[i], out[i]
-            for j in range(width):
-                value = given[j] if row[j] & np.uint16(0x7FFF) else np.uint16(0)
+                value = nothing if _number(row[j], shift) == np.float32(0) else given[j]
                 to[j] = value
-                part[j] += _wide(value)
+                part[j] += _number(value, shift)
         for j in range(width):
             total[j] += part[j]
     return total

@@ -136,7 +136,7 @@ class _Joint(torch.autograd.Function):
         else:
             given = grad.contiguous()
             grad = out.new_empty((_even_rows(len(out)), out.shape[1]))[: len(out)]
-            total = compiled.passed(given.numpy(), out.numpy(), grad.numpy())
+            total = compiled.passed(_bits(given), _bits(out), _bits(grad))
             d_bias = torch.from_numpy(total).float() if ctx.has_bias else None
         d_weight = None
         if for_weight:
@@ -235,7 +235,7 @@ class _Even(torch.autograd.Function):
             g = _padded([grad])
         else:
             g = grad.new_empty((len(x), len(weight)))
-            total = compiled.passed_bits(_bits(grad.contiguous()), _bits(out), _bits(g[:num]))
+            total = compiled.passed(_bits(grad.contiguous()), _bits(out), _bits(g[:num]))
             g[num:] = 0
         d_bias = None
         if ctx.has_bias and for_bias:
@@ -258,17 +258,12 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _bits(x: Tensor) -> np.ndarray:
-    return x.view(torch.int16).numpy().view(np.uint16)
+    return x.view(torch.uint16 if x.dtype == torch.bfloat16 else torch.uint32).numpy()
 
 
 def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    if not _fuses():
-        out = F.linear(x, weight, bias)
-        return out.relu_() if relu else out
-    fused: Tensor = linear_of_mkldnn(x, weight, bias)
-    if relu:  # oneDNN's own would turn NaN into 0 and hide it
-        compiled.relu_bits(_bits(fused))
-    return fused
+    out: Tensor = (linear_of_mkldnn if _fuses() else F.linear)(x, weight, bias)
+    return out.relu_() if relu else out  # oneDNN's own would turn NaN into 0 and hide it
 
 
 @cache
