@@ -181,7 +181,8 @@ def to_targets(
 ) -> None:
     """Convert ``label`` of nodes to int64 ``[N]``, and masks of nodes and edges to bool ``[N]``;
     raises DataError otherwise."""
-    frames = {**nodes, **{etype_str(etype): frame for etype, frame in edges.items()}}
+    frames: dict[str, NodeFrame | EdgeFrame] = {**nodes}
+    frames |= {etype_str(etype): frame for etype, frame in edges.items()}
     for kind, frame in frames.items():
         for name in frame.data.keys() & {*MASKS, *["label"] * (kind in nodes)}:
             convert = to_labels if name == "label" else to_mask

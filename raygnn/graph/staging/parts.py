@@ -90,10 +90,11 @@ class Staged:
                 remedy = "give each edge one whole number, or name another array"
                 raise DataError(message, where="sampling.time.edges", remedy=remedy)
         splits = [(split, self.edge_split(span, split)) for split in hide]
-        given = {"meta": self.meta, "span": span, "whole": whole, "splits": splits, "time": time}
+        write = partial(
+            _write_lists, meta=self.meta, span=span, whole=whole, splits=splits, time=time
+        )
         names, hidden = sorted(set(edge_arrays)), [asdict(split) for split in hide]
-        more = {"edge_arrays": names, "splits": hidden, "by": time}
-        return self._entry("lists", span, partial(_write_lists, **given), **more)
+        return self._entry("lists", span, write, edge_arrays=names, splits=hidden, by=time)
 
     def edge_table(
         self,
