@@ -15,6 +15,32 @@ _TOGETHER = 64  # rows that are summed in fp32; these sums are added in fp64
 
 
 @njit(**_COMPILE)
+def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
+    """Group a block's edges by source with a stable counting sort.
+
+    Args:
+        indptr: int64 ``[D+1]``; src: int64 ``[E]``, from 0 to ``num_src - 1``.
+
+    Returns:
+        ``(start [S+1], dst [E], edge [E])``, int64: start of each source's edges, their
+        destinations, and their positions in ``src``.
+    """
+    start = np.zeros(num_src + 1, np.int64)
+    for e in range(src.shape[0]):
+        start[src[e] + 1] += 1
+    for s in range(num_src):
+        start[s + 1] += start[s]
+    at = start.copy()
+    dst, edge = np.empty(src.shape[0], np.int64), np.empty(src.shape[0], np.int64)
+    for d in range(indptr.shape[0] - 1):
+        for e in range(indptr[d], indptr[d + 1]):
+            to = at[src[e]]
+            dst[to], edge[to] = d, e
+            at[src[e]] = to + 1
+    return start, dst, edge
+
+
+@njit(**_COMPILE)
 def largest(indptr, src, rows):  # type: ignore[no-untyped-def]
     """Find the largest numbers among each destination's sources; the last of equal ones.
 

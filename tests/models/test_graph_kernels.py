@@ -139,22 +139,17 @@ def test_gradients_by_differences() -> None:
     assert torch.autograd.gradcheck(lambda x, w: NATIVE.attend(adj, x, w), [wide, heads])
 
 
-def test_edges_by_source() -> None:
+@pytest.mark.parametrize("group", [by_source, message_passing._sorted_by_source])
+def test_edges_by_source(group) -> None:  # type: ignore[no-untyped-def]
     """The CPU's grouping of edges by source equals the one for other devices."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
-    start, dst, edge = by_source(adj, 5)
+    start, dst, edge = group(adj, 5)
     assert start.tolist() == [0, 1, 2, 2, 5, 5]
     assert dst.tolist() == [2, 0, 0, 2, 2]
     assert edge.tolist() == [4, 0, 1, 2, 3]
-    nothing = adjacency(2, [])
-    empty = by_source(nothing, 3)
+    empty = group(adjacency(2, []), 3)
     assert [(v.tolist(), v.dtype) for v in empty] == [
         ([0] * 4, torch.int64),
         ([], torch.int64),
         ([], torch.int64),
     ]
-    for found, edges, num in ((start, adj, 5), (empty[0], nothing, 3)):
-        sorted_ = message_passing._sorted(edges.src, num)
-        assert [v.dtype for v in sorted_] == [torch.int64] * 2
-        assert torch.equal(sorted_[0], found)
-        assert torch.equal(sorted_[1], by_source(edges, num)[2])
