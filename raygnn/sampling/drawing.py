@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, uint64
 
+from raygnn.graph.staging.parts import position_bits
 from raygnn.sampling.kernels import COMPILE, below, find, hash_slots, mix, prefetch, take_lists
 
 ALL = -1  # a fanout that takes every neighbour
@@ -180,16 +181,17 @@ def sample_rows(lists, fanout, replace, key, keep):  # type: ignore[no-untyped-d
                 for j in range(at, at + take):
                     prefetch(src, out[j])
         if i >= _AHEAD:
-            _read(src, out, places, out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1], keep)
+            first, last = out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1]
+            _read(src, src, False, out, places, first, last, keep)
     return out_indptr, out, places
 
 
 @njit(inline="always")
-def _read(src, out, places, low, high, keep):  # type: ignore[no-untyped-def]
+def _read(src, alias, held, out, places, low, high, keep):  # type: ignore[no-untyped-def]
     for j in range(low, high):
         if keep:
             places[j] = out[j]
-        out[j] = src[out[j]]
+        out[j] = np.int64(alias[out[j]]) & _HALF if held else src[out[j]]
 
 
 @njit(**COMPILE)
@@ -316,7 +318,8 @@ def draw_rows(lists, bias, fanout, replace, key, keep):  # type: ignore[no-untyp
     start, degree, src, row_keys = lists
     whole_start, whole_degree, weight, alias, banned_indptr, banned = bias
     n = start.shape[0]
-    weighted = weight.shape[0] > 0
+    weighted, none = weight.shape[0] > 0, uint64(0)
+    packed = weighted and fanout >= 0
     room = np.int64(0)
     for i in range(n):
         room += degree[i] if fanout < 0 or (degree[i] < fanout and not replace) else fanout
@@ -338,6 +341,7 @@ def draw_rows(lists, bias, fanout, replace, key, keep):  # type: ignore[no-untyp
         if 0 <= i < n:
             low, high, end = banned_indptr[i], banned_indptr[i + 1], start[i] + degree[i]
             state = mix(uint64(key) ^ mix(uint64(row_keys[i])))
+            mask = position_bits(src, whole_degree[i]) if packed else none
             if degree[i] == 0:
                 pass
             elif fanout < 0 or (degree[i] <= fanout and not replace):
@@ -355,26 +359,29 @@ def draw_rows(lists, bias, fanout, replace, key, keep):  # type: ignore[no-untyp
                 if weighted:
                     tries = min(tries * (whole_degree[i] // degree[i]), np.int64(_MOST * fanout))
                 taken = turn = np.int64(0)
+                seen = none  # one bit for 1/64 of the places
                 while taken < fanout and turn < tries:
                     random = mix(state + uint64(turn))
                     turn += 1
                     if weighted:
                         own = below(random, whole_degree[i])
                         entry = alias[whole_start[i] + own]
-                        other = np.int64(entry & uint64(_HALF))
-                        keeps = random & uint64(_HALF) < entry >> uint64(32)
+                        chance = entry >> uint64(32)
+                        other = np.int64(chance & mask if mask else entry & uint64(_HALF))
+                        keeps = random & uint64(_HALF) | mask < chance
                         pick = whole_start[i] + (own if keeps else other)
                         if not start[i] <= pick < end:
                             continue
                     else:
                         pick = start[i] + below(random, degree[i])
-                    again = np.int64(0)
-                    if not replace:
+                    bit, again = uint64(1) << (uint64(pick) & uint64(63)), np.int64(0)
+                    if seen & bit and not replace:
                         for j in range(at, at + taken):
                             again |= np.int64(out[j] == pick)
                     if again or (low < high and _has(banned[low:high], src[pick])):
                         continue
                     out[at + taken] = pick
+                    seen |= bit
                     taken += 1
                 if taken < fanout:
                     rest = out[at + taken : at + fanout]
@@ -386,7 +393,12 @@ def draw_rows(lists, bias, fanout, replace, key, keep):  # type: ignore[no-untyp
                 at += taken
             out_indptr[i + 1] = at
             for j in range(out_indptr[i], at):
-                prefetch(src, out[j])
+                if mask:
+                    prefetch(alias, out[j])
+                else:
+                    prefetch(src, out[j])
         if i >= _AHEAD:
-            _read(src, out, places, out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1], keep)
+            first, last = out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1]
+            held = packed and position_bits(src, whole_degree[i - _AHEAD]) > 0
+            _read(src, alias, held, out, places, first, last, keep)
     return out_indptr, out[:at].copy(), places[:at].copy()

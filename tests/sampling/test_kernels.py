@@ -62,9 +62,10 @@ def drawn(
     """Return the same as `sampled` for lists with weights or banned entries."""
     whole, weight = stored(indptr, np.int64), stored(weight, np.float32)
     span = spans(whole, rows)
-    alias = stored(alias_tables(whole, weight) if len(weight) else [], np.uint64)
+    kept = stored(src, np.int64 if src.max(initial=0) >= 2**31 else np.int32)
+    alias = stored(alias_tables(whole, weight, kept) if len(weight) else [], np.uint64)
     bans = banned or (np.zeros(len(rows) + 1, np.int64), NOBODY)
-    lists = RowLists(*span, stored(src, np.int32), keys.astype(np.int32))
+    lists = RowLists(*span, kept, keys.astype(np.int32))
     bias = DrawBias(*span, weight, alias, *bans)
     given = lists, bias, fanout, replace, np.uint64(key)
     out, neighbors, places = draw_rows(*given, True)
@@ -277,33 +278,67 @@ def test_a_hub_costs_what_its_sample_costs() -> None:
     """Its list of a million entries is not read."""
     degree = 1_000_000
     indptr, weight = stored([0, degree], np.int64), np.ones(degree, np.float32)
-    alias = stored(alias_tables(indptr, stored(weight, np.float32)), np.uint64)
+    src = stored(range(degree), np.int32)
+    alias = stored(alias_tables(indptr, stored(weight, np.float32), src), np.uint64)
     weight[5000:] = np.nan
     weight, span = stored(weight, np.float32), spans(indptr, np.zeros(1, np.int64))
     bias = DrawBias(*span, weight, alias, np.array([0, 1000]), np.arange(1000))
-    lists = RowLists(*span, stored(range(degree), np.int32), np.zeros(1, np.int32))
+    lists = RowLists(*span, src, np.zeros(1, np.int32))
     _, neighbors, _ = draw_rows(lists, bias, 10, False, np.uint64(3), False)
     assert len(neighbors) == 10
     assert neighbors.min() > 5000
 
 
-@given(st.lists(st.lists(st.floats(0, 1e6, width=32), max_size=9), min_size=1, max_size=6))
-def test_alias_tables_give_every_entry_its_share(lists: list[list[float]]) -> None:
+def shares(indptr: np.ndarray, weight: np.ndarray, src: np.ndarray) -> list[np.ndarray]:
+    """Return each list's chances by its alias table; check the sources that it holds."""
+    given = stored(indptr, np.int64), stored(weight, np.float32), stored(src, src.dtype)
+    table, found = alias_tables(*given), []
+    upper, lower = (table >> np.uint64(32)).astype(np.int64), (table & np.uint64(2**32 - 1))
+    for low, high in pairwise(indptr.tolist()):
+        degree, kept, other = high - low, upper[low:high], lower[low:high].astype(np.int64)
+        if src.dtype == np.int32 and degree < 2**16:
+            assert np.array_equal(other, src[low:high])
+            other = kept % 2 ** degree.bit_length()
+            kept = kept - other
+        share = kept / 2**32 / max(degree, 1)
+        if weight[low:high].any():
+            np.add.at(share, other, 1 / degree - share)
+        else:
+            assert (other >= degree).all()
+        found.append(share)
+    return found
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1e6, width=32), max_size=9), min_size=1, max_size=6),
+    st.sampled_from([np.int32, np.int64]),
+)
+def test_alias_tables_give_every_entry_its_share(lists: list[list[float]], dtype: type) -> None:
     weight = np.array([w for one in lists for w in one], np.float32)
     indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
-    table = alias_tables(stored(indptr, np.int64), stored(weight, np.float32))
-    for low, high in pairwise(indptr):
-        total, degree = weight[low:high].sum(dtype=np.float64), high - low
-        kept = (table[low:high] >> np.uint64(32)).astype(np.float64) / 2**32
-        other = (table[low:high] & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        if not total:
-            assert not kept.any()
-            assert (other >= degree).all()
-            continue
-        share = kept / degree
-        np.add.at(share, other, (1 - kept) / degree)
-        np.testing.assert_allclose(share, weight[low:high] / total, atol=1e-8)
-        assert not share[weight[low:high] == 0].any() or degree == 1
+    src = np.arange(len(weight)).astype(dtype) * 7
+    for (low, high), share in zip(pairwise(indptr), shares(indptr, weight, src)):
+        total = weight[low:high].sum(dtype=np.float64)
+        np.testing.assert_allclose(share, weight[low:high] / (total or 1), atol=1e-8)
+        assert not share[weight[low:high] == 0].any() or high - low == 1
+
+
+@pytest.mark.parametrize(
+    ("degree", "first"), [(300, 0), (300, 2**40), (65_535, 2**31 - 65_535), (65_536, 0)]
+)
+def test_long_lists_and_ids_of_64_bits(degree: int, first: int) -> None:
+    """Only short lists of 32-bit ids have sources in their alias tables."""
+    weight = np.random.default_rng(0).exponential(size=degree).astype(np.float32)
+    indptr, src = np.array([0, degree]), np.arange(degree) + first
+    kept = src.astype(np.int32 if src[-1] < 2**31 else np.int64)
+    (share,) = shares(indptr, weight, kept)
+    exact = weight / weight.sum(dtype=np.float64)
+    assert np.abs(share - exact).sum() < 2**-16
+    rows, keys = np.zeros(5_000, np.int64), np.arange(5_000)
+    _, neighbors = drawn(indptr, src, rows, keys, 10, True, 7, weight=weight)
+    group = np.arange(degree) * 30 // degree
+    seen, expected = np.bincount(group[neighbors - first]), 50_000 * np.bincount(group, exact)
+    assert ((seen - expected) ** 2 / expected).sum() < chi2.ppf(1 - 1e-4, 29)
 
 
 @given(st.data())

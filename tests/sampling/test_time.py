@@ -56,8 +56,9 @@ def test_a_part_of_a_weighted_list(data: st.DataObject) -> None:
     indptr, one = stored([0, len(weight)], np.int64), np.zeros(1, np.int64)
     weight = stored(weight, np.float32)
     part = np.array([low]), np.array([high - low])
-    lists = RowLists(*part, stored(range(len(weight)), np.int32), one.astype(np.int32))
-    weights = weight, stored(alias_tables(indptr, weight), np.uint64)
+    src = stored(range(len(weight)), np.int32)
+    lists = RowLists(*part, src, one.astype(np.int32))
+    weights = weight, stored(alias_tables(indptr, weight, src), np.uint64)
     bias = DrawBias(*spans(indptr, one), *weights, np.zeros(2, np.int64), np.empty(0, np.int64))
     how = fanout, replace, np.uint64(data.draw(st.integers(0, 2**60))), False
     _, drawn, _ = draw_rows(lists, bias, *how)

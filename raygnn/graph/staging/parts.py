@@ -117,10 +117,11 @@ class Staged:
 
         def build(draft: Draft) -> None:
             weights = flat_weights(lists.array(f"edge/{name}/{weight}"))
-            draft.append("alias", alias_tables(lists.array(f"indptr/{name}"), weights))
+            indptr, src = lists.array(f"indptr/{name}"), lists.array(f"src/{name}")
+            draft.append("alias", alias_tables(indptr, weights, src))
 
         more = {"of": lists.path.name, "etype": list(etype), "weight": weight}
-        return self._entry("alias", span, build, **more).array("alias")
+        return self._entry("aliases", span, build, **more).array("alias")
 
     def node_data(self, span: Span) -> CacheEntry:
         """Return ``data/<ntype>/<name>`` ``[R, …]`` as stored, and ``original/<ntype>`` ``[R]``."""
@@ -326,12 +327,38 @@ def _rows(ranges: IntArray, span: Span) -> int:
     return int(ranges[span[1] - 1, 1] - ranges[span[0], 0])
 
 
+@njit(inline="always")
+def position_bits(src, degree):  # type: ignore[no-untyped-def]
+    """Return the mask of the positions in a list's `alias_tables`; 0 if these hold no sources."""
+    mask = uint64(degree)
+    for shift in (1, 2, 4, 8):
+        mask |= mask >> uint64(shift)
+    return mask if src.itemsize == 4 and degree < 1 << 16 else uint64(0)
+
+
+@njit(inline="always")
+def _alias_entry(share, other, source, mask):  # type: ignore[no-untyped-def]
+    bits = min(uint64(share * 2.0**32) + (mask >> uint64(1)), uint64(_ONES)) & ~mask
+    return ((bits | (uint64(other) & mask)) << uint64(32)) | uint64(source if mask else other)
+
+
 @njit(cache=True, nogil=True, boundscheck=False)
-def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
+def alias_tables(indptr, weight, src):  # type: ignore[no-untyped-def]
     """Build alias tables, to sample entries of lists in proportion to their weights in constant
     time (Walker, 1977; built as in Vose, "A linear algorithm for generating random numbers with a
-    given distribution", 1991). Weights are at least 0. Returns uint64 ``[E]``: upper 32 bits:
-    probability, of 2³², to keep the entry itself; lower: position in its list of the alternative.
+    given distribution", 1991).
+
+    Most samples read one cache line, as an entry holds its source if ids have 32 bits and its list
+    fewer than 65,536 entries: `position_bits`. The probability to keep an entry is rounded to
+    2⁻³² if not, else to that times the power of 2 above the list's length, at most 2⁻¹⁶.
+
+    Args:
+        weight: ``[E]``, at least 0; src: ``[E]``, global ids.
+
+    Returns:
+        uint64 ``[E]``. Upper 32 bits: probability to keep the entry itself, of 2³², and in the
+        lowest bits of that, by `position_bits`, the position of the alternative in the list;
+        lower 32: the source. Without sources the lower 32 bits are the position.
     """
     out = np.empty(weight.shape[0], np.uint64)
     longest = np.int64(0)
@@ -340,15 +367,17 @@ def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
     share, stack = np.empty(longest, np.float64), np.empty(longest, np.int64)
     for i in range(indptr.shape[0] - 1):
         start, degree = indptr[i], indptr[i + 1] - indptr[i]
-        total = 0.0
+        mask, total = position_bits(src, degree), 0.0
         for j in range(degree):
             total += weight[start + j]
         if not total > 0:  # a position beyond the list, which is never sampled
-            out[start : start + degree] = uint64(_ONES)
+            for j in range(start, start + degree):
+                out[j] = _alias_entry(0.0, degree, src[j], mask)
             continue
         # the stack holds entries with too little below small, those with too much from large on
         small, large = 0, degree
         for j in range(degree):
+            out[start + j] = _alias_entry(1.0, j, src[start + j], mask)
             share[j] = weight[start + j] / total * degree
             if share[j] < 1.0:
                 stack[small] = j
@@ -359,15 +388,10 @@ def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
         while small > 0 and large < degree:
             small -= 1
             less, more = stack[small], stack[large]
-            bits = min(uint64(share[less] * 2.0**32), uint64(_ONES))
-            out[start + less] = (bits << uint64(32)) | uint64(more)
+            out[start + less] = _alias_entry(share[less], more, src[start + less], mask)
             share[more] -= 1.0 - share[less]
             if share[more] < 1.0:
                 large += 1
                 stack[small] = more
                 small += 1
-        for j in range(small):  # left over by rounding
-            out[start + stack[j]] = (uint64(_ONES) << uint64(32)) | uint64(stack[j])
-        for j in range(large, degree):
-            out[start + stack[j]] = (uint64(_ONES) << uint64(32)) | uint64(stack[j])
     return out
