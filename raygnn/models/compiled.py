@@ -110,9 +110,9 @@ def passed(grad, rows, out):  # type: ignore[no-untyped-def]
         for i in range(start, min(start + _TOGETHER, rows.shape[0])):
             given, row, to = grad[i], rows[i], out[i]
             for j in range(width):
-                value = nothing if _number(row[j], shift) == np.float32(0) else given[j]
-                to[j] = value
-                part[j] += _number(value, shift)
+                to[j] = nothing if _number(row[j], shift) == np.float32(0) else given[j]
+            for j in range(width):
+                part[j] += _number(to[j], shift)
         for j in range(width):
             total[j] += part[j]
     return total
