@@ -149,7 +149,7 @@ def test_a_stop_before_it_began(tmp_path: Path) -> None:
 
 def test_a_long_error_comes_whole(tmp_path: Path) -> None:
     """The error is longer than a pipe's buffer."""
-    wrong = {f"unknown_{i:05}": i for i in range(9000)}
+    wrong = {f"unknown_{i:05}": i for i in range(4000)}
     request = {"config": wrong, "overwrite": False, "resume": False, "verbose": False}
     job = LocalJob(config_of(tmp_path), request, display=False)
     with pytest.raises(raygnn.InputError) as error:
