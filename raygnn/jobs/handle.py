@@ -108,10 +108,16 @@ class Handle(ABC):
 
     def _repr_html_(self) -> str | None:
         try:
-            step, total = (0, None) if (run := self.run) is None else run.progress
-            return card(self.name, self.status, step / total if total else None, self.logs(50))
+            status = self.status
+            share = 1.0 if status == "done" else self._share()
+            return card(self.name, status, share, self.logs(50))
         except RaygnnError:
             return None  # a notebook shows the plain text instead
+
+    def _share(self) -> float | None:
+        """Return the share of its steps that is done; None if unknown."""
+        step, total = (0, None) if (run := self.run) is None else run.progress
+        return min(step / total, 1.0) if total else None
 
 
 def said_error(text: str) -> dict[str, str]:
@@ -138,7 +144,6 @@ def card(name: str, status: str, share: float | None, log: str) -> str:
         f"padding:0 6px;border-radius:3px'>{escape(status)}</span>"
     ]
     if share is not None:
-        share = 1.0 if status == "done" else min(share, 1.0)
         parts.append(f"<progress value='{share:.4f}' max='1' style='width:100%'></progress>")
     lines = [line for line in log.splitlines() if line.strip()]
     progress = [line for line in lines if line.startswith("epoch ")]
