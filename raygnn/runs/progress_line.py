@@ -42,14 +42,14 @@ class TrainingProgress:
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Update the state by one record of ``metrics.jsonl``."""
-        self._step, self._time = int(record["step"]), float(record["time"])
+        before, self._step, self._time = self._step, int(record["step"]), float(record["time"])
         if self._first is None:
             # rates are measured from the first record on, without the startup
             self._first = (self._step, self._time)
         shown = ("train/loss", "seeds_per_second", "val/")
         values = {k: v for k, v in record.items() if k.startswith(shown)}
         evaluated = any(key.startswith("val/") for key in values)
-        if self.on_line and not evaluated:
+        if self.on_line and not evaluated and self._step > before:
             self._values = {k: v for k, v in self._values.items() if not k.startswith("val/")}
         self._values |= {k: v for k, v in values.items() if isinstance(v, (int, float))}
         due = self._now() - self._last_line_at >= _SECONDS_BETWEEN_LINES
