@@ -22,8 +22,8 @@ from raygnn.runs.display import Display
 _POLL = 2.0  # seconds between checks that Ray still runs
 _RETRIES = 3  # of a task whose process or node has died
 _DEATHS = (
-    *("ActorDiedError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError"),
-    "LocalRayletDiedError",
+    *("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "OutOfMemoryError"),
+    *("NodeDiedError", "LocalRayletDiedError"),
 )
 SHARE = 0.7  # of the available memory, for partitioning in memory with engine: auto
 
@@ -136,37 +136,42 @@ class RayTasks:
         total = ray.cluster_resources()
         most = int(total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1))
         waiting = list(enumerate(tasks))[::-1]
-        running: dict[Any, tuple[Callable[..., Any], int | None]] = {}
+        running: dict[Any, tuple[Any, int | None]] = {}  # actor, if any, and task, unless it starts
         failed: dict[int, BaseException] = {}
         actors: list[Any] = []
+        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         if gpus is None:
-            run = ray.remote(function).options(
-                num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
-            )
-            free = [run.remote] * max(most, 1)
+            run = ray.remote(function).options(**options, max_retries=_RETRIES)
+            free: list[Any] = [None] * max(most, 1)
         else:
             make = ray.remote(_Actor).options(
-                num_cpus=1, num_gpus=gpus, max_restarts=_RETRIES, max_task_retries=_RETRIES
+                **options, num_gpus=gpus, max_restarts=-1, max_task_retries=_RETRIES
             )
             actors = [make.remote(function) for _ in range(min(max(most, 1), len(tasks)))]
-            running = {actor.ready.remote(): (actor.run.remote, None) for actor in actors}
+            running = {actor.ready.remote(): (actor, None) for actor in actors}
             free = []
         begun, started = time.monotonic(), not actors
         try:
             while (waiting and not failed) or any(at is not None for _, at in running.values()):
                 while waiting and not failed and free:
-                    start, (number, task) = free.pop(), waiting.pop()
-                    running[start(*task)] = start, number
+                    actor, (number, task) = free.pop(), waiting.pop()
+                    start = run if actor is None else actor.run
+                    running[start.remote(*task)] = actor, number
+                if actors and (failed or not waiting):
+                    # an actor that starts again, after its node was lost, may need their place
+                    free += [running.pop(r)[0] for r, (_, at) in [*running.items()] if at is None]
+                    while free:
+                        ray.kill(free.pop())
                 done, _ = ray.wait(list(running), timeout=_POLL)
                 self._check_ray()
                 for reference in done:
-                    start, at = running.pop(reference)
+                    actor, at = running.pop(reference)
                     try:
                         result = ray.get(reference)
                     except Exception as error:
                         failed[-1 if at is None else at] = error
                         continue
-                    free.append(start)
+                    free.append(actor)
                     started = True
                     if at is not None:
                         yield at, result

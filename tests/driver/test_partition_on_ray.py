@@ -171,6 +171,23 @@ def test_text_is_encoded_by_actors(tmp_path: Path) -> None:
     assert errors[0] == errors[1]
 
 
+def test_an_encoder_whose_process_dies_repeatedly(tmp_path: Path) -> None:
+    died = pytest.raises(DataError, match="a process that partitions the graph died")
+    with RayCluster(job(tmp_path, "ray")) as cluster, died:
+        list(RayTasks(cluster)(killed, [(0,)], gpus=0))
+
+
+def test_an_encoder_that_lost_its_place_gets_that_of_an_idle_one(tmp_path: Path) -> None:
+    with RayCluster(job(tmp_path, "ray")) as cluster:
+        cluster.wait()
+        cpus = int(ray.cluster_resources()["CPU"])
+        assert cpus > 1
+        tasks = [(number, str(tmp_path / "mark")) for number in range(cpus)]
+        done = list(RayTasks(cluster)(killed_with_its_place_taken, tasks, gpus=0))
+        ray.kill(ray.get_actor("taker"))
+        assert sorted(done) == [(number, number) for number, _ in tasks]
+
+
 def test_an_encoder_does_not_wait_forever_for_a_processor(tmp_path: Path) -> None:
     @ray.remote(num_cpus=1)
     class Holder:
@@ -198,6 +215,23 @@ def test_a_ray_that_dies_ends_the_tasks(
         monkeypatch.setattr(cluster, "death", lambda: "the GCS was killed")
         with pytest.raises(PreflightError, match="the GCS was killed"):
             list(RayTasks(cluster)(slow, [(20,)], gpus=gpus))
+
+
+class Taker:
+    """An actor that holds a CPU."""
+
+
+def killed(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_with_its_place_taken(number: int, mark: str) -> int:
+    if number == 0 and not os.path.exists(mark):
+        Path(mark).touch()
+        ray.remote(Taker).options(num_cpus=1, name="taker", lifetime="detached").remote()
+        time.sleep(3)
+        killed(number)
+    return number
 
 
 def slow(seconds: float) -> None:
