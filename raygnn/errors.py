@@ -160,5 +160,6 @@ def error_of(code: int, facts: Mapping[str, Any]) -> RaygnnError:
     what = facts.get("what") or f"it ended with exit code {code}"
     error = kind(what, where=facts.get("where"), remedy=facts.get("remedy"))
     if isinstance(error, TrainingError):
-        error.rank, error.run = facts.get("rank"), facts.get("run")
+        rank, error.run = facts.get("rank"), facts.get("run")
+        error.rank = None if rank is None else int(rank)
     return error

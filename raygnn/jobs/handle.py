@@ -28,7 +28,9 @@ _COLOURS = {
     "interrupted": "#b45309",
 }
 _ERROR = re.compile(
-    r"^error: (?P<what>.*(?:\n  (?!at |→ ).*)*)(?:\n  at (?P<where>.*))?(?:\n  → (?P<remedy>.*))?",
+    # lines up to the place or the remedy; without these, those that are indented
+    r"^error: (?P<what>.*(?:\n(?!error: |  at |  → ).+)*(?=\n  (?:at |→ ))|.*(?:\n  .*)*)"
+    r"(?:\n  at (?P<where>(?:rank (?P<rank>\d+)\b)?.*))?(?:\n  → (?P<remedy>.*))?",
     re.MULTILINE,
 )
 _LAST_LINES = 3

@@ -87,7 +87,7 @@ class LocalJob(Handle):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**_environment(), JOB: self._id},
+            env={**_environment(), JOB: self._id, "PYTHONIOENCODING": "utf-8"},
             text=True,
             encoding="utf-8",
             errors="replace",
@@ -146,7 +146,8 @@ class LocalJob(Handle):
         said = said_error(self.logs())
         if code == Interrupted.exit_code and not said:
             return Interrupted("it was interrupted before it started", where=str(self._directory))
-        return error_of(code, said)
+        run = self.run
+        return error_of(code, {**said, "run": None if run is None else run.shown})
 
     @property
     def _code(self) -> int:

@@ -60,6 +60,18 @@ def test_several_problems_are_read_back() -> None:
     }
 
 
+def test_all_lines_and_the_rank_of_an_error_are_read_back() -> None:
+    what = "RuntimeError: sizes differ:\n  weight: [3]\nbias: [4]"
+    output = io.StringIO()
+    error = TrainingError(what, where="rank 12, step 3", remedy="see them", trace="no\n  trace")
+    Display(Console(file=output, width=200)).error(error)
+    read = error_of(4, said_error(f"error: an older one\n{output.getvalue()}"))
+    assert isinstance(read, TrainingError)
+    assert (read.what, read.where, read.remedy) == (what, error.where, error.remedy)
+    assert read.rank == 12
+    assert said_error("error: no\nunrelated\n")["what"] == "no"
+
+
 @pytest.mark.parametrize("kind", [InputError, PreflightError, TrainingError, Interrupted])
 def test_an_exit_code_is_an_error(kind: type[RaygnnError]) -> None:
     error = error_of(kind.exit_code, {"what": "no", "where": "here", "remedy": "do", "rank": 3})

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas  # before a run begins, since the import takes as long as the run
@@ -128,6 +129,15 @@ def test_refusals_are_raised(tmp_path: Path) -> None:
     assert "failed" in job._repr_html_()
     with pytest.raises(raygnn.InputError, match="together"):
         raygnn.launch(config_of(tmp_path), overwrite=True, resume=True)
+
+
+def test_the_error_of_a_training_has_its_run() -> None:
+    failed = "error: no\n  at rank 1, step 3\n"
+    run = SimpleNamespace(shown="runs/beside")
+    job: Any = SimpleNamespace(_code=4, logs=lambda: failed, run=run)
+    error = LocalJob._error(job)
+    assert isinstance(error, raygnn.TrainingError)
+    assert (error.rank, error.run) == (1, "runs/beside")
 
 
 def test_a_killed_training_is_an_error(tmp_path: Path) -> None:
