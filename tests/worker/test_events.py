@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.seeds import _nodes
+from raygnn.worker.planes.partition_plane import PartitionPlane
 from tests.support.small_jobs import job, train_on_ranks
 
 pytestmark = pytest.mark.long
@@ -275,6 +277,30 @@ def test_seeds_that_see_nothing_are_named(kind: str, tmp_path: Path) -> None:
     told = " ".join(json.loads(line)["text"] for line in (done.path / "logs" / EVENTS).open())
     assert "seeds for training have an in-edge that is earlier than the seed" in told
     assert told.startswith(f"warn: 0 of {100 if kind.startswith('node') else '1,334'} ")
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_edge_type_without_earlier_edges_is_named(early: bool, tmp_path: Path) -> None:
+    """Only seeds without any in-edge see nothing but themselves."""
+    topology = {
+        ("user", kind, "item"): SimpleNamespace(
+            indptr=np.arange(3), first=0, times=np.array([at, at])
+        )
+        for kind, at in (("buys", 1), ("sees", 1 if early else 9))
+    }
+    plane: Any = SimpleNamespace(
+        config=load_config(job(tmp_path)),
+        shard=SimpleNamespace(topology=topology),
+        control=SimpleNamespace(sum=lambda counts: counts),
+        clock=SimpleNamespace(warnings=[]),
+    )
+    ids, times = np.array([0, 1]), np.array([5, 5])
+    warned = PartitionPlane.unreached(plane, "item", ids, times)
+    told = "2 of 2 seeds for training have an in-edge that is earlier than the seed ("
+    assert [text.startswith(told) for text in warned] == ([] if early else [True])
+    assert ["sees:item: 0" in text for text in warned] == ([] if early else [True])
+    *_, nowhere = PartitionPlane.unreached(plane, "user", ids, times)
+    assert nowhere.endswith("(no edge type ends at node type 'user'; see reverse)")
 
 
 @pytest.mark.dgl

@@ -218,11 +218,13 @@ class PartitionPlane(Plane):
             by_type = [f"{name}: {count:,}" for name, count in zip(reached, each)]
             counts = "; ".join(by_type) or f"no edge type ends at node type {ntype!r}"
             time = self.config.sampling.time
-            late = earlier and (self.config.table is None or (time is not None and time.strict))
+            strict = self.config.table is None or (time is not None and time.strict)
+            late = earlier and each and strict
             remedy = "edges of the seed's own time count as later" if late else "see reverse"
+            so = ", so the others see nothing but themselves" if some < total else ""
             warnings.append(
-                f"{some:,} of {total:,} seeds for training have an in-edge{earlier}, so the others "
-                f"see nothing but themselves ({counts}; {remedy})"
+                f"{some:,} of {total:,} seeds for training have an in-edge{earlier}{so} "
+                f"({counts}; {remedy})"
             )
         return list(dict.fromkeys(warnings))
 
