@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from raygnn.config.load import load_config
+from raygnn.worker import rank_setup
 from raygnn.worker.comm.guard import Guard
 from raygnn.worker.rank import Rank
 from tests.support.small_jobs import job, losses, train_on_ranks
@@ -27,9 +29,18 @@ GPU = torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(("device", "expected"), [(GPU, GPU), (torch.device("cpu"), None)])
-def test_where_it_is_done(device: torch.device, expected: Any) -> None:
-    rank: Any = SimpleNamespace(runtime=SimpleNamespace(device=device))
-    assert Rank._pin(rank) == expected
+def test_where_it_is_done(
+    device: torch.device, expected: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rank_setup, "SideStream", lambda device: device)
+    rank: Any = SimpleNamespace(
+        config=load_config(job(tmp_path)),
+        runtime=SimpleNamespace(device=device),
+        ranks=SimpleNamespace(alarm=lambda: None),
+    )
+    maker: Any = SimpleNamespace(plan=SimpleNamespace(steps_per_epoch=1, batches_until=int))
+    loader = Rank.loader(rank, maker)
+    assert (loader.pin, loader.side) == (expected, expected)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -75,7 +86,7 @@ def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
         devices.append(index)
         yield
 
-    begin = Guard.on_train_batch_start
+    begin, loader = Guard.on_train_batch_start, Rank.loader
 
     def noting(self: Guard, trainer: Any, module: Any, batch: Any, number: int) -> None:
         values = {name: value for name, value in vars(batch).items() if name != "seeds"}
@@ -87,7 +98,7 @@ def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
     plain = _losses(tmp_path, "plain", sections)
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(Rank, "_pin", lambda self: GPU)
+    monkeypatch.setattr(Rank, "loader", lambda self, maker: replace(loader(self, maker), pin=GPU))
     monkeypatch.setattr(Guard, "on_train_batch_start", noting)
     assert _losses(tmp_path, "pinned", sections) == plain
     said = json.loads((tmp_path / "said").read_text())
