@@ -188,6 +188,7 @@ def test_an_encoder_that_lost_its_place_gets_that_of_an_idle_one(tmp_path: Path)
         assert sorted(done) == [(number, number) for number, _ in tasks]
 
 
+@pytest.mark.timeout(120)
 def test_an_encoder_does_not_wait_forever_for_a_processor(tmp_path: Path) -> None:
     @ray.remote(num_cpus=1)
     class Holder:
