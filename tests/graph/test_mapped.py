@@ -51,6 +51,14 @@ def mapped(file: Path, table: torch.Tensor, first: int, rows: int, spare: int) -
     return map_table(table.dtype, table.shape[1:], first + rows + spare, pieces)[first:]
 
 
+@pytest.mark.parametrize("first", [1, 100, 5000])
+def test_rows_within_a_page(first: int, tmp_path: Path) -> None:
+    """A rank with a fraction of a part maps its rows to the beginning of its table."""
+    store(tmp_path / "t", table := torch.arange(60_000.0).view(-1, 6))
+    found = map_table(table.dtype, (6,), 4000, [FileRows(0, tmp_path / "t", first, 4000)])
+    assert torch.equal(found, table[first : first + 4000])
+
+
 @st.composite
 def windows(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[tuple[int, int]], int, int]:
     """Return equal tables with a window of rows of each, cached rows, and spare ones."""

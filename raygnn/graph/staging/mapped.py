@@ -72,8 +72,8 @@ def map_table(
     unmapped when the tensor's storage is freed.
 
     Args:
-        files: at least `PAGE` rows apart, so that no page belongs to two, and with ``at`` equal to
-            ``first`` modulo `PAGE`. Rows in between are undefined.
+        files: one, or several at least `PAGE` rows apart, so that no page belongs to two, and with
+            ``at`` equal to ``first`` modulo `PAGE`. Rows in between are undefined.
         shared: a multiple of `PAGE` beyond the last shared row.
         handle: descriptor of an anonymous file of ``shared`` rows; None = the rows are private.
         large: put private memory on large pages if the system has them. Random reads from small
@@ -86,7 +86,10 @@ def map_table(
     width = math.prod(tail) * dtype.itemsize
     if width * total == 0:
         return torch.empty((total, *tail), dtype=dtype)
-    files, size = [one for one in files if one.rows], total * width
+    files = [one for one in files if one.rows]
+    # bytes before the table, so that its only file begins within a page as it does on disk
+    lead = (files[0].first - files[0].at) * width % PAGE if files else 0
+    size = lead + total * width
     base, memory = _reserve(size, [one.keep for one in files])
     common = shared * width if handle is not None else 0
     if handle is not None and common:
@@ -97,14 +100,14 @@ def map_table(
             _libc.madvise(base + common, rest, mmap.MADV_HUGEPAGE)  # may fail: there are none
     scarce = bool(files) and outgrows(sum(one.rows for one in files) * width, _ROWS)
     for one in files:
-        begin, start = one.first * width, one.at * width
+        begin, start = one.first * width, lead + one.at * width
         skip = start % PAGE  # a mapping begins at a page
         with _opened(one, begin + one.rows * width) as opened:
             length = _whole_pages(skip + one.rows * width)
             _mmap(base + start - skip, length, PRIVATE | _MAP_FIXED, opened, begin - skip)
             if scarce:
                 _libc.madvise(base + start - skip, length, mmap.MADV_RANDOM)
-    return torch.frombuffer(memory, dtype=dtype).view(total, *tail)
+    return torch.frombuffer(memory, dtype=dtype, offset=lead).view(total, *tail)
 
 
 def outgrows(size: int, share: float) -> bool:
