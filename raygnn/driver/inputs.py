@@ -66,11 +66,14 @@ def read_input(
 
     A graph that is too large for memory is partitioned at once, or with ``only_check`` stays
     unread. ``early``: result of `read_early`. Raises InputError for bad input, PreflightError if
-    reading or partitioning needs more memory than is available.
+    reading, packing or partitioning needs more memory than is available.
     """
     if config.task.of_graphs:
         with show.stage("graphs"):
-            return CollectionInput(find_collection(config))
+            graphs = find_collection(config)
+        if isinstance(graphs, MissingCollection):
+            check_available(config, "packing the graphs", graphs.packing_bytes)
+        return CollectionInput(graphs)
     found = find_partition(config, workers, like=None if early is None else early.found)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)

@@ -14,14 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raygnn.cli import main
 from raygnn.config.graph import GraphSplit
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
+from raygnn.graph import available_memory
 from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
     find_collection,
+    pack,
     read_collection,
     split_graphs,
 )
@@ -431,6 +434,28 @@ def test_without_a_graph_there_must_be_a_collection(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="there is no collection at"):
         find_collection(config)
+
+
+def test_graphs_that_do_not_fit_are_refused_before_they_are_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(json.dumps(job(tmp_path / "runs", file).to_dict()))
+    need = 3 * file.stat().st_size
+    monkeypatch.setattr(available_memory, "memory", lambda: (need, need - 1))
+    assert main(["partition", str(config)]) == 3
+    assert "packing the graphs takes about" in (said := capsys.readouterr().err)
+    assert "[memory_fits]" in said
+    monkeypatch.setattr(available_memory, "memory", lambda: (need, need))
+    assert main(["partition", str(config)]) == 0
+
+
+def test_memory_that_torch_does_not_get(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack._Rows, "joined", lambda _: torch.empty(2**60, dtype=torch.int8))
+    said = [str(file), "not enough memory to read it", "allocate memory"]
+    assert_refused(lambda: ensure_collection(job(tmp_path, file)), said)
 
 
 def test_a_full_disk(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from raygnn.graph.partition.manifest import (
     first_problem,
     read_json,
 )
-from raygnn.graph.sources.input_files import sha256
+from raygnn.graph.sources.input_files import check_file, sha256
 from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import share_directory
 from raygnn.util.files import is_vacant, remove_stale, storage_errors
@@ -48,6 +48,9 @@ REMEDY = "delete the directory: it is built again from the graphs"
 
 INSTEAD = "set storage or partition.path elsewhere"
 _SUFFIXES = (".bin", ".dgl")
+
+# Memory for packing, per byte of the files: the graphs, their largest array joined, and scaled
+_PACKED = 3
 
 _Natural = Annotated[int, Field(ge=0)]
 
@@ -261,6 +264,13 @@ class MissingCollection:
     digest: str
     source: dict[str, Any]
     shared: RemotePath | None = None
+
+    @property
+    def packing_bytes(self) -> int:
+        """Estimated memory for packing the files, at most; 0 for a dataset, of unknown size."""
+        if isinstance(self.graph, DatasetGraph):
+            return 0
+        return _PACKED * sum(check_file(file) for file in graph_files(self.graph.path))
 
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:

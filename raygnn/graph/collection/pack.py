@@ -36,7 +36,7 @@ from raygnn.graph.collection import (
 from raygnn.graph.data import SPLITS, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.manifest import file_facts
 from raygnn.graph.sources import datasets, library_graphs, normalize
-from raygnn.graph.sources.input_files import check_fits_memory, out_of_memory
+from raygnn.graph.sources.input_files import out_of_memory
 from raygnn.graph.sources.library_graphs import GraphSet
 from raygnn.storage.replica import share_directory
 from raygnn.util.files import new_directory, publish, storage_errors, sync
@@ -54,7 +54,9 @@ def make_collection(
     with storage_errors(place, DataError, INSTEAD), new_directory(place) as directory:
         try:
             packed = _pack(missing, directory)
-        except MemoryError as error:
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+                raise
             raise out_of_memory(str(missing.source["path"]), error) from None
         file = directory / MANIFEST
         file.write_text(packed.model_dump_json(indent=1, by_alias=True))
@@ -74,9 +76,7 @@ def _sources(graph: ManyGraphs | DatasetGraph) -> Iterator[AbstractContextManage
     if isinstance(graph, DatasetGraph):
         yield datasets.read_all(graph)
         return
-    files = graph_files(graph.path)
-    check_fits_memory(sum(file.stat().st_size for file in files), "the graphs", str(graph.path))
-    for file in files:
+    for file in graph_files(graph.path):
         if file.suffix == ".txt":
             message = "text is not a file that dgl.save_graphs wrote"
             remedy = "read GIN's text with a dataset class, as examples/gin_text.py does"
