@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from raygnn.config.places import HIDDEN, is_secret
-from raygnn.config.problems import Problem, show
+from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.values import (
     LARGEST,
     Address,
@@ -29,7 +29,6 @@ from raygnn.config.values import (
     Wait,
     Workers,
     from_seconds,
-    must,
     with_arguments,
 )
 from raygnn.config.yaml_text import KeyPath
@@ -83,8 +82,6 @@ BINDING = frozenset(
 # Checks that `cluster.allow` accepts.
 ALLOWABLE = tuple(name for name in (*NODE_CHECKS, *JOB_CHECKS) if name not in BINDING)
 
-
-_AMONG_CHECKS = must({*ALLOWABLE}.issuperset, f"names among {', '.join(sorted(ALLOWABLE))}")
 
 # Largest fanout on a GPU, where each sampled neighbour is compared with all previous ones.
 MOST_DRAWN = 1024
@@ -202,7 +199,7 @@ class ClusterConfig(Section):
     """Longest wait for an autoscaling cluster to add nodes: the job requests resources for its
     workers (the minimum of a range) and starts when they are available; 0 = refuse a job that does
     not fit at once."""
-    allow: Annotated[list[str], _AMONG_CHECKS] = Field([])
+    allow: list[str] = Field([])
     """Names of checks (see below) whose errors do not stop the job."""
     probe_timeout: Span = Duration(5.0)
     """Longest wait for a node to report its hardware, after the first node's answer; the first one
@@ -211,6 +208,7 @@ class ClusterConfig(Section):
     """CPUs of a Ray that the command starts; null = all."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from self._allowed((*at, "allow"))
         if self.wait and self.workers == "auto":
             yield Problem(
                 (*at, "wait"),
@@ -228,6 +226,19 @@ class ClusterConfig(Section):
                 "(cluster.workers × cluster.cpus_per_worker)",
                 "raise cluster.num_cpus, or lower the number of workers or their CPUs",
             )
+
+    def _allowed(self, at: KeyPath) -> Iterator[Problem]:
+        names = dict.fromkeys(self.allow)
+        if unknown := [name for name in names if name not in (*ALLOWABLE, *BINDING)]:
+            near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
+            checks = f"checks are: {', '.join(sorted(ALLOWABLE))}"
+            remedy = f"did you mean {', '.join(dict.fromkeys(near))}?" if near else checks
+            yield Problem(at, f"there is no check {', '.join(map(show, unknown))}", remedy)
+        if binding := [name for name in names if name in BINDING]:
+            message = (
+                f"{', '.join(binding)} cannot be allowed: the job would fail later, or wait forever"
+            )
+            yield Problem(at, message, "remove it, and correct what the check reports")
 
     @property
     def worker_needs(self) -> dict[str, float]:

@@ -147,11 +147,14 @@ ADDED: dict[str, tuple[str, ...]] = {
     "comm: {timeout: 0.001s}": ("comm.timeout", "0.001s", "1s or"),
     "cluster:\n  allow: [hardware_unifrom, a, a, a]": (
         "cluster.allow (line 8)",
-        "expected names among ",
-        "hardware_uniform",
-        "got ['hardware_unifrom', 'a', 'a', 'a']",
+        "no check 'hardware_unifrom', 'a'",
+        "mean hardware_uniform?",
     ),
-    "cluster: {allow: [resources_fit]}": ("cluster.allow", "got ['resources_fit']"),
+    "cluster: {allow: [a]}": ("checks are: ", "hardware_uniform"),
+    "cluster: {allow: [resources_fit, name_free]}": (
+        "cluster.allow",
+        "resources_fit, name_free cannot be allowed",
+    ),
     "cluster: {wait: 15m}": ("cluster.wait", "cluster.workers is auto", "to a number"),
     "cluster: {wait: 15m, workers: 2, address: local}": ("cluster.wait", "does not grow"),
     "cluster: {wait: soon, workers: 2}": ("cluster.wait", "0, or a duration", "'soon'"),
