@@ -242,6 +242,20 @@ def test_dtypes_are_widened_without_loss(
         assert samples[number].y == number
 
 
+def test_rows_of_groups_of_graphs_are_widened_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raygnn.graph.collection import pack
+
+    monkeypatch.setattr(pack, "_TOGETHER", 2)
+    kinds = [torch.bfloat16] * 40 + [torch.float32] * 3 + [torch.float64] + [torch.float16] * 3
+    feats = [torch.randn(3, 2).to(kind) for kind in kinds]
+    file = save(tmp_path / "g.bin", [ring(3, feat=f) for f in feats], y=[0] * len(feats))
+    samples = samples_of(job(tmp_path, file))
+    for number, feat in enumerate(feats):
+        assert torch.equal(samples[number].node_data["_N"]["feat"], feat.double())
+
+
 # --- what must be refused ------------------------------------------------------------------------
 
 
