@@ -28,10 +28,10 @@ from raygnn.sampling.features import FeatureStore
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.loader import BatchLoader, BatchMaker, SideStream
 from raygnn.sampling.sampler import NeighborSampler
+from raygnn.worker import rank_setup
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes import device_path
 from raygnn.worker.planes.device_path import Room
-from raygnn.worker.rank import Rank
 from tests.support.elsewhere import Cudart, elsewhere
 from tests.support.small_jobs import DEVICE, job, losses, train_on_ranks
 
@@ -51,7 +51,12 @@ def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.cpu.Stream, "record_event"):
         pytest.skip("a CPU has no streams that record events with this torch")
     monkeypatch.setattr(device_path, "_free", lambda device: 1 << 40)
-    monkeypatch.setattr(Rank, "_side", lambda self: SideStream(torch.device("cpu"), torch.cpu))
+
+    def loader(maker: BatchMaker, **options: Any) -> BatchLoader:
+        options["side"] = SideStream(torch.device("cpu"), torch.cpu)
+        return BatchLoader(maker, **options)
+
+    monkeypatch.setattr(rank_setup, "BatchLoader", loader)
     monkeypatch.setattr(GridExecutor, "__call__", alone)
 
 
