@@ -31,8 +31,8 @@ SOURCES = [
 ]
 RAYGNN = Path(sys.executable).with_name("raygnn")
 
-# What a page may tell people to run that is not run here: it installs, trains for minutes, or
-# needs a cluster. What of it can be checked without that, is.
+# Commands of the pages that are not run here: they install, train for minutes, or
+# need a cluster. What can be checked without running them, is.
 NOT_RUN = {"make", "pip", "ray", "cd", "python3", "tensorboard", "."}
 ON_THE_PAGE = ("first.yaml", "theirs.yaml")
 ELSEWHERE = {

@@ -60,7 +60,7 @@ class SaveRequests(Protocol):
     def ends_after_save(self) -> bool: ...
     def pending_saves(self) -> frozenset[str]: ...
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None: ...
-    def tell(self, **facts: Any) -> None: ...
+    def update(self, **facts: Any) -> None: ...
 
 
 class _StateTaker(TorchCheckpointIO):
@@ -313,10 +313,10 @@ class Checkpoints(pl.Callback):
             self.counts["saved"] += 1
             if self._failing:
                 self._failing = ""
-                self._events.tell(f"checkpoints are written again, from step {pending.step:,} on")
+                self._events.notify(f"checkpoints are written again, from step {pending.step:,} on")
         self._requests.answer_saves(pending.requests, saved=error is None)
         # later requests are answered only after the last evaluation, which may take long
-        self._requests.tell(saved_last=error is None and pending.step == self._last)
+        self._requests.update(saved_last=error is None and pending.step == self._last)
         pending.requests = frozenset()
 
     def _skip(self, step: int, last: bool) -> None:
@@ -329,7 +329,7 @@ class Checkpoints(pl.Callback):
             self._requests.answer_saves(self._unserved, saved=False)
             return
         self.counts["skipped"] += 1
-        self._events.tell(
+        self._events.notify(
             f"the checkpoint of step {step:,} is skipped, since the checkpoint of step "
             f"{self._pending.step:,} is still being written; later ones may be skipped, too"
         )
@@ -381,7 +381,7 @@ class Checkpoints(pl.Callback):
         goes_on = f"training continues, and a failure now would take it back to {reached}"
         if last:
             goes_on = f"it was the last one, so --resume would start from {reached}"
-        self._events.tell(
+        self._events.notify(
             f"the checkpoint of step {step:,} was not written: {self._directory}: {what} "
             f"({remedy}); {goes_on}"
         )

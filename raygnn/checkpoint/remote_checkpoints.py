@@ -236,7 +236,7 @@ class Courier:
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
                 where, limit = self._remote, f"{seconds:g} s"
-                self._events.tell(
+                self._events.notify(
                     f"the last checkpoints are not in {where}: uploads take longer than {limit}"
                 )
 
@@ -268,7 +268,7 @@ class Courier:
             if self._is_current():
                 self._watch(held, checkpoint.name)
             if self._failing:
-                self._events.tell(f"{checkpoint.name} is in {self._remote} again")
+                self._events.notify(f"{checkpoint.name} is in {self._remote} again")
             self._failing = False
         except Exception as error:
             replaced = not checkpoint.exists()  # newer checkpoints replaced it
@@ -294,5 +294,5 @@ class Courier:
 
     def _tell_failure(self, name: str, reason: str) -> None:
         if not self._failing:
-            self._events.tell(f"{name} is not in {self._remote}: {reason}; training continues")
+            self._events.notify(f"{name} is not in {self._remote}: {reason}; training continues")
         self._failing = True

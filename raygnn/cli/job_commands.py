@@ -64,20 +64,20 @@ def _submit(args: argparse.Namespace) -> int:
     find_user_modules()
     package = prepare(args.config, args.set, args.working_dir)
     server = JobServer(args.address)
-    tell = (lambda text: None) if args.json else say
+    notify = (lambda text: None) if args.json else say
     for warning in server.warnings:
-        tell(f"warning: {warning}")
+        notify(f"warning: {warning}")
     contents = package.contents
-    tell(f"uploading {len(contents.files)} files, {size(contents.size)}: {contents.directory}")
+    notify(f"uploading {len(contents.files)} files, {size(contents.size)}: {contents.directory}")
     for name in contents.left_out[:_NAMED]:
-        tell(f"skipped: {name}: a link to elsewhere, or not packable")
+        notify(f"skipped: {name}: a link to elsewhere, or not packable")
     if secrets := contents.secrets:
         names = ", ".join(secrets[:_NAMED]) + ", …" * (len(secrets) > _NAMED)
-        tell(f"skipped, likely secrets: {names} (!NAME in a .rayignore includes one)")
+        notify(f"skipped, likely secrets: {names} (!NAME in a .rayignore includes one)")
     job = send(package, server, overwrite=args.overwrite, resume=args.resume)
-    tell(f"job {job.id} on {server.address}")
+    notify(f"job {job.id} on {server.address}")
     if args.detach or (args.json and not args.follow):
-        tell(f"follow it with raygnn logs {job.id} --follow, end it with raygnn stop {job.id}")
+        notify(f"follow it with raygnn logs {job.id} --follow, end it with raygnn stop {job.id}")
         print_json(args, {"job": job.id, "run": job.name, "address": server.address})
         return 0
     return _follow(args, job)

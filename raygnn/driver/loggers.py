@@ -61,12 +61,12 @@ def check_packages(config: Config) -> None:
 
 class Loggers:
     """Loggers of a run; a context manager that waits up to half a minute for the last records.
-    ``path``: the run's; ``tell``: called with notes for the user."""
+    ``path``: the run's; ``notify``: called with notes for the user."""
 
-    def __init__(self, config: Config, path: Path, tell: Callable[[str], object] = print):
+    def __init__(self, config: Config, path: Path, notify: Callable[[str], object] = print):
         self._names = config.logging.loggers
         self._path = path
-        self._tell = tell
+        self._notify = notify
         self._events = Events(path / LOGS / LOGGERS)  # of the threads, which cannot show
         self._threads: list[LoggerThread] = []
 
@@ -81,14 +81,14 @@ class Loggers:
         with taken():
             self._wait(_QUICK)
             if late := [thread.logger for thread in self._threads if thread.is_alive()]:
-                self._tell(
+                self._notify(
                     f"waiting up to {_LAST:.0f} s for {' and '.join(late)} to receive the last "
                     f"records; Ctrl-C ends only the wait: {self._path / METRICS} has all of them, "
                     "and the run is unaffected"
                 )
                 self._wait(_LAST - _QUICK)
         if missing := [thread.logger for thread in self._threads if not thread.done]:
-            self._tell(f"{' and '.join(missing)} did not receive all records; {METRICS} has them")
+            self._notify(f"{' and '.join(missing)} did not receive all records; {METRICS} has them")
         self._events.close()
 
     def start(self, step: int) -> None:
@@ -97,7 +97,7 @@ class Loggers:
             if name in _PACKAGES:
                 os.environ.update({**_QUIET, **os.environ})
             backend = backend_of(name, self._path)
-            self._threads.append(LoggerThread(backend, self._path, self._events.tell, step))
+            self._threads.append(LoggerThread(backend, self._path, self._events.notify, step))
             self._threads[-1].start()
 
     def forward(self, records: Sequence[Record]) -> None:
@@ -118,16 +118,16 @@ class LoggerThread(threading.Thread):
 
     Args:
         run: run directory.
-        tell: called with notes for the user.
+        notify: called with notes for the user.
         step: step of this command's first record.
     """
 
-    def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
+    def __init__(self, backend: Backend, run: Path, notify: Callable[[str], None], step: int):
         super().__init__(name=LOGGER_THREAD + backend.name, daemon=True)
         self.logger = backend.name
         self.done = False  # True if the logger received all records and is closed
         self._backend = backend
-        self._tell = tell
+        self._notify = notify
         self._tail = MetricsTail(run / METRICS)
         self._last, self._values = -1, set[frozenset[str]]()  # names of the last step's values
         self._step = step
@@ -149,7 +149,7 @@ class LoggerThread(threading.Thread):
         since = self._since
         if since is not None and time.monotonic() - since > _SILENT and not self._silent:
             self._silent = True
-            self._tell(f"{self.logger} has not answered for {_SILENT:.0f} s; training continues")
+            self._notify(f"{self.logger} has not answered for {_SILENT:.0f} s; training continues")
 
     def run(self) -> None:
         pause = _PAUSE
@@ -171,7 +171,7 @@ class LoggerThread(threading.Thread):
         except Exception as error:
             if not self._failing:
                 reason = " ".join(without_users(f"{type(error).__name__}: {error}").split())
-                self._tell(
+                self._notify(
                     f"{self.logger} receives no records: {reason[:_SHOWN]}; training continues"
                 )
             self._failing = True
@@ -180,7 +180,7 @@ class LoggerThread(threading.Thread):
         finally:
             self._since = None
         if self._failing or self._silent:
-            self._tell(f"{self.logger} receives records again")
+            self._notify(f"{self.logger} receives records again")
         self._failing = self._silent = False
         return True
 

@@ -84,10 +84,10 @@ def make_out_of_core(
     # imported late: it loads torch, which reports of bad input need not wait for
     from raygnn.graph.outofcore.divide import partition_out_of_core
 
-    with show.stage("partition") as tell:
+    with show.stage("partition") as notify:
         try:
             made = partition_out_of_core(
-                missing, config.graph, RayTasks(cluster), tell, config.needs_masks, config.trains
+                missing, config.graph, RayTasks(cluster), notify, config.needs_masks, config.trains
             )
         except BaseException:
             if (stages := missing.stages).exists():
@@ -96,7 +96,7 @@ def make_out_of_core(
                     "them; delete that directory if there will be none, or if the input changes"
                 )
             raise
-        return missing.upload(made, tell)
+        return missing.upload(made, notify)
 
 
 def _check(config: Config, missing: Missing, expected: Needs) -> None:

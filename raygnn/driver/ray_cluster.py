@@ -88,20 +88,20 @@ class RayCluster:
     """Ray of one job; a context manager that leaves nothing running.
 
     An existing connection of this process is used, and stays open. ``verbose``: show Ray's and the
-    workers' output; ``tell``: called with notes for the user.
+    workers' output; ``notify``: called with notes for the user.
     """
 
     _owner: ClassVar[RayCluster | None] = None  # of this process's connection, guarded by _CLAIMS
 
     def __init__(
-        self, config: Config, *, verbose: bool = False, tell: Callable[[str], object] = print
+        self, config: Config, *, verbose: bool = False, notify: Callable[[str], object] = print
     ):
         address = config.cluster.address
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
         self.local = self._address in (None, "", "local") and not _connected()
         self._config = config
         self._verbose = verbose
-        self._tell = tell
+        self._notify = notify
         self.patience = patience(config)
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()  # Ray has started, or failed to
@@ -188,7 +188,7 @@ class RayCluster:
                 self._ended.wait(1)
         if self._directory is not None and not self._ready.is_set():
             # an embedded Ray that is still starting could take half a minute more
-            self._tell("terminating Ray, which is still starting")
+            self._notify("terminating Ray, which is still starting")
             deadline = time.monotonic() + _LEAVE
             with taken():
                 _kill_whole(self._directory)
@@ -211,7 +211,7 @@ class RayCluster:
                         raise
                     # on a loaded machine Ray's processes miss Ray's deadlines
                     reason = next(iter(str(error).splitlines()), type(error).__name__)
-                    self._tell(f"Ray did not start: {reason}; trying again")
+                    self._notify(f"Ray did not start: {reason}; trying again")
                     self._cleanup.close()
                     self._start()
             except BaseException as error:

@@ -187,7 +187,7 @@ class Scaling(FixedScalingPolicy):
 
     def _report(self, what: str) -> None:
         events = Events(self._run_dir / "logs" / SCALING)
-        events.tell(what)
+        events.notify(what)
         events.close()
 
     def _too_few(self, fit: int, snapshot: Snapshot) -> TrainingError:

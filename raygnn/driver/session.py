@@ -65,7 +65,7 @@ class Session:
         self.config = config
         self.run = run
         self.show = show
-        self.cluster = RayCluster(config, verbose=verbose, tell=show.note)
+        self.cluster = RayCluster(config, verbose=verbose, notify=show.note)
         self.workers = 0  # number of ranks
         self._recorded = config.recorded()
         self._early: PartitionInput | None = None

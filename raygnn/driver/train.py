@@ -94,7 +94,7 @@ def train(
             mode="resume" if resume else "overwrite" if overwrite else "new",
             store=config.store,
             patience=config.fault.storage_timeout.seconds,
-            tell=show.note,
+            notify=show.note,
         ) as run,
         reported(run, show) as record_notes,
         Loggers(config, run.path, show.note) as loggers,

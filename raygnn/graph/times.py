@@ -135,8 +135,8 @@ def check_units(
 ) -> None:
     """Raise DataError if times that are compared with one another are in different units, which
     would have this ``effect``."""
-    told = [each for each in ranges if each.is_informative]
-    for one, other in combinations_with_replacement(told, 2):
+    informative = [each for each in ranges if each.is_informative]
+    for one, other in combinations_with_replacement(informative, 2):
         if one.differs(other):
             more = other if other is not one else "and in another unit"
             raise DataError(

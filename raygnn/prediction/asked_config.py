@@ -89,10 +89,12 @@ def config_for_others(
         raise InputError(what, where="--new-data", remedy=remedy)
     values = _values(run, trust)
     if "" in trained.goals:
-        values["task"] = _told(task, trained.goals[""])
+        values["task"] = _requested(task, trained.goals[""])
     else:
         tasks = run.config["tasks"]
-        values["tasks"] = {name: _told(tasks[name], goal) for name, goal in trained.goals.items()}
+        values["tasks"] = {
+            name: _requested(tasks[name], goal) for name, goal in trained.goals.items()
+        }
     # one key for all edges, so only if all tasks on edges read the same array
     read = {goal["relation"] for goal in trained.goals.values() if goal["etype"] is not None}
     relation = read.pop() if len(read) == 1 else None
@@ -122,12 +124,12 @@ def _with_words(config: Config, trained: Weights) -> Config:
     return config
 
 
-def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
+def _requested(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
     split = task.get("split") if task.get("table") else None  # by masks
-    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": split}
+    requested = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": split}
     if goal["etype"] is not None:
-        told["split"] = {"val": 0.0, "test": 0.0}  # nothing is held out
-    return told
+        requested["split"] = {"val": 0.0, "test": 0.0}  # nothing is held out
+    return requested
 
 
 def _check_scaling(run: Run, config: Config) -> None:

@@ -160,8 +160,8 @@ class Display:
         rows |= {name: f"{value:.4f}{of_class(name, summary)}" for name, value in metrics}
         if (best := summary.get("best_epoch")) is not None:  # counted from 0
             of = "last" if summary.get("selected") == "last" else "best"
-            told = f"best epoch, {best + 1}" if of == "best" else "last epoch"
-            rows |= {name: f"{rows[name]} ({told})" for name in rows if name.startswith("val/")}
+            label = f"best epoch, {best + 1}" if of == "best" else "last epoch"
+            rows |= {name: f"{rows[name]} ({label})" for name in rows if name.startswith("val/")}
             if of == "last":
                 kept = _sorted_metrics(summary.get("best_metrics") or {})
                 rows |= {f"{name}, best": f"{value:.4f} (epoch {best + 1})" for name, value in kept}

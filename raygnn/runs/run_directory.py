@@ -210,7 +210,7 @@ class RunDir:
             removes the old run when the new one begins.
         store: object store that contains the runs, if any.
         patience: seconds to wait, at the end, for an unavailable store.
-        tell: called with notes for the user.
+        notify: called with notes for the user.
 
     Attributes:
         path: absolute path of the directory.
@@ -231,14 +231,14 @@ class RunDir:
         mode: Mode = "new",
         store: Uri | None = None,
         patience: float = 60.0,
-        tell: Callable[[str], object] = lambda text: None,
+        notify: Callable[[str], object] = lambda text: None,
     ):
         if not name or Path(name).name != name or name == "..":
             raise InputError(f"{name!r} is not a name for a directory", where="name")
         self.path = storage_path(storage) / name
         self.uri = None if store is None else store / name
         self.place = None if self.uri is None else RemotePath.of(self.uri, "storage")
-        self.tell, self._mode, self._patience = tell, mode, patience
+        self.notify, self._mode, self._patience = notify, mode, patience
         self.begun, self.token = False, ""
         self._lock = Lock(self.path / LOCK, "is writing into this run directory")
         self._claim = None if self.place is None else Claim(self.place)
@@ -259,7 +259,7 @@ class RunDir:
                     break
         try:
             if self._claim is not None:
-                self._claim.acquire(tell)
+                self._claim.acquire(notify)
                 self._take_over()
             # again, now that no other command can change it
             self._check((self.place or self.path) / UPDATES)
@@ -321,7 +321,7 @@ class RunDir:
         if self.place is not None:
             (self.place / _NEWEST).write(token.encode())
             self._publisher = Publisher(
-                self.path, self.place, lambda text: self.tell(text), lambda: self._is_taken
+                self.path, self.place, lambda text: self.notify(text), lambda: self._is_taken
             )
             self._publisher.start({} if self._mode == "overwrite" else self._fetched)
 
@@ -432,7 +432,7 @@ class RunDir:
         remedy = "restore the store, then run this with --resume on this machine, which uploads it"
         if kind is None:
             raise TrainingError(what, where=self.shown, remedy=remedy)
-        self.tell(f"{what}; {remedy}")
+        self.notify(f"{what}; {remedy}")
 
     def _take_over(self) -> None:
         assert self.place is not None
@@ -475,7 +475,7 @@ class Events:
         self._file = Appender(path)
         self._lock = threading.Lock()
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Add an event: its text and the time."""
         event = {"time": round(time.time(), 3), "text": text}
         with self._lock, contextlib.suppress(OSError):

@@ -94,17 +94,17 @@ def write_report(run: Path, out: str | Path | None = None) -> Path:
 def reported(run: RunDir, show: Display) -> Iterator[Callable[[], None]]:
     """Write a report after the block, also after an error, if a run began. Yields a function that
     records all later notes for the report; commands that resume the run add more."""
-    told = Events(run.path / LOGS / TOLD)
+    notes = Events(run.path / LOGS / TOLD)
 
     def record_notes() -> None:
-        told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
-        show.on_note = told.tell
+        notes.notify(f"a command of process {os.getpid()} on {socket.gethostname()} began")
+        show.on_note = notes.notify
 
     try:
         yield record_notes
     finally:
         show.on_note = None
-        told.close()
+        notes.close()
         if run.begun and run.lost is None:
             with suppress(Exception):  # it can be written again, and must not hide an error
                 write_report(run.path)

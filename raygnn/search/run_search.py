@@ -71,7 +71,7 @@ def tune(
     metric, settings = metric_of(config), sample(config)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with (
-        RunDir(config.local_storage, config.name, mode=mode, tell=show.note) as run,
+        RunDir(config.local_storage, config.name, mode=mode, notify=show.note) as run,
         Session(config, run, show, started, interrupted=_interrupted, verbose=verbose) as session,
     ):
         path = run.path

@@ -95,7 +95,7 @@ def serve(
         show.note("the kept updates are ignored without --updates")
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
-    with RayCluster(config, verbose=verbose, tell=show.note) as cluster:
+    with RayCluster(config, verbose=verbose, notify=show.note) as cluster:
         if cluster.local:
             _check_port(host, port)
         with show.stage("Ray"):

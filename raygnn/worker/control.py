@@ -113,7 +113,7 @@ class Control:
 
     def begin(self, workers: Sequence[Worker]) -> None:
         """Record a start of the ranks; reports of the previous start are dropped."""
-        self.tell(
+        self.update(
             attempt=self._state.attempt + 1,
             starts=self._state.starts + 1,
             workers=tuple(workers),
@@ -144,7 +144,7 @@ class Control:
     def withdraw_save(self, request: str) -> None:
         """Forget a request and its answer; other requests stay."""
         self._order(saves=self._state.orders.saves - {request})
-        self.tell(answers={r: a for r, a in self._state.answers.items() if r != request})
+        self.update(answers={r: a for r, a in self._state.answers.items() if r != request})
 
     def pending_saves(self) -> frozenset[str]:
         return self._state.orders.saves
@@ -159,24 +159,24 @@ class Control:
         saves = self._state.orders.saves
         answered = saves & set(requests)
         self._order(saves=saves - answered)
-        self.tell(answers={**self._state.answers, **dict.fromkeys(answered, saved)})
+        self.update(answers={**self._state.answers, **dict.fromkeys(answered, saved)})
 
     def report(self, progress: RankProgress) -> Orders:
         """Record a rank's heartbeat; return the orders."""
         if self.is_current(progress.attempt):
-            self.tell(progress={**self._state.progress, progress.rank: progress})
+            self.update(progress={**self._state.progress, progress.rank: progress})
         return self._state.orders
 
-    def tell(self, **facts: Any) -> None:
+    def update(self, **facts: Any) -> None:
         """Set attributes of the `Snapshot`; rank 0 sets some of them."""
         self._state = replace(self._state, **facts)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Record rank 0's result."""
-        self.tell(result=json_text(result))
+        self.update(result=json_text(result))
 
     def _order(self, **orders: Any) -> None:
-        self.tell(orders=replace(self._state.orders, **orders))
+        self.update(orders=replace(self._state.orders, **orders))
 
 
 class ControlHandle:
@@ -266,12 +266,12 @@ class ControlHandle:
             self._orders = self._poll("report", progress, default=self._orders)
         return self._orders
 
-    def tell(self, **facts: Any) -> None:
-        self._post("tell", **facts)
+    def update(self, **facts: Any) -> None:
+        self._post("update", **facts)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """See `Control`. Raises TrainingError if the driver did not receive it."""
-        self._call("tell", timeout=_PATIENCE, result=json_text(result))
+        self._call("update", timeout=_PATIENCE, result=json_text(result))
 
     def _post(self, method: str, *args: Any, **options: Any) -> None:
         with contextlib.suppress(Exception):  # see `report`

@@ -50,7 +50,7 @@ class Failure:
         kind: name of the exception's class.
         attempt: number of the attempt that it ended.
         blamed: rank that the error itself blames.
-        telling: the trace helps the user, since it shows more than the check of bad input.
+        shows_trace: the trace helps the user, since it shows more than the check of bad input.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Failure:
     kind: str = ""
     attempt: int = 0
     blamed: int | None = None
-    telling: bool = True
+    shows_trace: bool = True
 
     @property
     def is_consequence(self) -> bool:
@@ -79,7 +79,7 @@ class Failure:
             where=place,
             remedy=self.remedy,
             rank=self.rank,
-            trace=self.trace if self.telling else None,
+            trace=self.trace if self.shows_trace else None,
         )
         error.exit_code, error.final = self.exit_code, self.final
         return error
@@ -110,7 +110,7 @@ def describe(
             where=error.where,
             exit_code=error.exit_code,
             final=isinstance(error, (InputError, PreflightError)) or getattr(error, "final", False),
-            telling=not isinstance(error, InputError) or error.__cause__ is not None,
+            shows_trace=not isinstance(error, InputError) or error.__cause__ is not None,
             blamed=getattr(error, "rank", None),
         )
     same = any((e.rank, e.what, e.reached) == (rank, found.what, reached) for e in earlier)
@@ -183,8 +183,8 @@ def record_driver(
 def clear(run_dir: Path) -> None:
     """Remove the failures and notices of an earlier command."""
     logs = run_dir / "logs"
-    told = (logs / name for name in (DRIVER, EVENTS, SCALING, LOGGERS))
-    for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), *told):
+    notices = (logs / name for name in (DRIVER, EVENTS, SCALING, LOGGERS))
+    for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), *notices):
         path.unlink(missing_ok=True)
 
 

@@ -60,7 +60,7 @@ class Rank(RankSetup):
         task.total_steps = total_steps(config, steps_per_epoch)
         averaging = None if config.train.ema is None else Averaging(config.train.ema)
         if self.ranks.first:
-            job.control.tell(steps_per_epoch=steps_per_epoch)
+            job.control.update(steps_per_epoch=steps_per_epoch)
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
         rows = RowState.from_checkpoint(
@@ -157,7 +157,7 @@ class Rank(RankSetup):
         texts += [f"warn: {text}" for text in plane.warnings()]
         texts += transfer.notes() if transfer else []
         for text in texts if self.ranks.first else ():
-            self.events.tell(text)
+            self.events.notify(text)
 
     def _save_weights(
         self, task: TaskModule, facts: dict[str, Any], rows: RowState | None
@@ -269,7 +269,7 @@ class Rank(RankSetup):
                 self.place,
                 fault.keep,
                 self.events,
-                lambda busy: control.tell(sending=busy),
+                lambda busy: control.update(sending=busy),
                 is_current,
                 self.runtime.send_files,
             )

@@ -84,8 +84,8 @@ class RankSetup:
             own_steps=bool(config.own_steps),
             callbacks=config.train.callbacks,
         )
-        tell = self.events.tell if self.ranks.first else lambda text: None
-        self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
+        notify = self.events.notify if self.ranks.first else lambda text: None
+        self.stragglers = Stragglers(config.fault.straggler, notify, self.start.host_of)
 
     def records(self, keep: int | None) -> Records:
         """Return the records of training; ``keep``: last step whose earlier records stay."""

@@ -21,7 +21,7 @@ class _Streak:
 
     since: int = 0
     windows: int = 0
-    told: bool = False
+    reported: bool = False
 
     def is_news(self, holds: bool, step: int) -> bool:
         if not holds:
@@ -30,8 +30,8 @@ class _Streak:
         if not self.windows:
             self.since = step
         self.windows += 1
-        news = self.windows >= _WINDOWS and not self.told
-        self.told |= news
+        news = self.windows >= _WINDOWS and not self.reported
+        self.reported |= news
         return news
 
 
@@ -57,12 +57,12 @@ class Stragglers:
     Args:
         factor: a rank is slow if it is busy for more than ``factor`` times the median of the other
             ranks; None = no reports.
-        tell: reports a sentence to the user.
+        notify: reports a sentence to the user.
         host: rank → its host, if known.
     """
 
     factor: float | None
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     host: Callable[[int], str | None] = lambda rank: None
     _windows: int = 0
     _ranks: list[_RankTimes] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Stragglers:
         late = waits[latest] - median(_others(waits, latest))
         if self.factor is not None and late > _LATE:
             name = self._name(latest)
-            self.tell(f"{name} was ready for its first batch {late:.1f} s after the other ranks")
+            self.notify(f"{name} was ready for its first batch {late:.1f} s after the other ranks")
 
     def _see_slow(self, rank: int, step: int, busy: Sequence[float]) -> None:
         usual, times = median(_others(busy, rank)), self._ranks[rank]
@@ -136,7 +136,7 @@ class Stragglers:
         slow = self.factor is not None and more > _LEAST and busy[rank] > self.factor * usual
         times.slow_windows += slow
         if times.slow.is_news(slow, step):
-            self.tell(
+            self.notify(
                 f"{self._name(rank)} slows down the other ranks: it is busy for "
                 f"{busy[rank]:.3f} s a batch, they for {usual:.3f} s (median), since "
                 f"step {times.slow.since:,}"
@@ -156,7 +156,7 @@ class Stragglers:
         if len(news) > 1:
             who = f"{len(news)} ranks, {self._name(worst)} most, wait"
         since = self._ranks[worst].starved.since
-        self.tell(
+        self.notify(
             f"{who} for the next batch {shares[worst]:.0%} of the time, since step {since:,}: a "
             "higher sampling.prefetch or smaller fanouts may help"
         )

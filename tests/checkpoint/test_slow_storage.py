@@ -215,7 +215,7 @@ def test_one_at_a_time_and_always_the_last(
             super().answer_saves(requests, saved=saved)
 
     control, said, begun = Noted(), list[str](), list[int]()
-    events: Any = SimpleNamespace(tell=said.append)
+    events: Any = SimpleNamespace(notify=said.append)
     exchange: Any = SimpleNamespace(world=World(0, 1), sum=lambda values: values)
     saving = Checkpoints(
         Path("nowhere"),

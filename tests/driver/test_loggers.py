@@ -54,7 +54,7 @@ def feed(run: RunDir, step: int, status: Any) -> None:
     """Run a run's loggers as a command would that began at this step and has ended."""
     events = Events(run.path / "logs" / LOGGERS)
     for name in load_config(run.path / "config.yaml").logging.loggers:
-        thread = LoggerThread(backend_of(name, run.path), run.path, events.tell, step)
+        thread = LoggerThread(backend_of(name, run.path), run.path, events.notify, step)
         thread.start()
         thread.finish(status)
         thread.join(60)
@@ -152,14 +152,14 @@ def test_a_logger_that_hangs_holds_nothing_up(
     monkeypatch.setattr(module.Wandb, "open", lambda self, step: threading.Event().wait())
     told: list[str] = []
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         told.append(text)
         if stop and text.startswith("waiting"):
             signal.raise_signal(signal.SIGINT)
 
     with run:
         write(run, records([1]))
-        with stoppable(), Loggers(config, run.path, tell) as loggers:
+        with stoppable(), Loggers(config, run.path, notify) as loggers:
             loggers.start(1)
         assert shown(run, "train/loss") == [(1, 1.0)]  # the other logger has all records
     waiting, missing = told
@@ -233,8 +233,8 @@ def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Fl
     monkeypatch.setattr(module, "_PAUSE", 0.01)
     kind, begun = _Flaky(), list[LoggerThread]()
 
-    def begin(tell: Callable[[str], object], step: int = 1) -> LoggerThread:
-        begun.append(LoggerThread(kind, tmp_path, tell, step))
+    def begin(notify: Callable[[str], object], step: int = 1) -> LoggerThread:
+        begun.append(LoggerThread(kind, tmp_path, notify, step))
         begun[-1].start()
         return begun[-1]
 

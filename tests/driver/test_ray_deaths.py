@@ -300,7 +300,7 @@ def test_a_stop_while_the_rest_of_ray_comes(
     monkeypatch.setattr(ray_cluster, "_LEAVE", 1.0)
     monkeypatch.setattr(ray_cluster, "Children", fail_late)
     messages: list[str] = []
-    with RayCluster(load_config(job(tmp_path)), tell=messages.append) as cluster:
+    with RayCluster(load_config(job(tmp_path)), notify=messages.append) as cluster:
         cluster.start()
         assert comes.wait(120)
         processes = ray_cluster.processes_of(str(next(Path(place).iterdir())))
@@ -331,7 +331,7 @@ def test_a_ray_that_does_not_start_is_tried_again_and_leaves_its_logs(
 
     said: list[str] = []
     monkeypatch.setattr("ray.init", init)
-    with RayCluster(config, tell=said.append) as cluster:
+    with RayCluster(config, notify=said.append) as cluster:
         if tries == 1:
             cluster.wait()
         else:

@@ -191,7 +191,7 @@ def test_a_last_checkpoint_is_waited_for_as_long_as_it_may_take(
     answer: Any, sending: bool, waits: bool, tmp_path: Path
 ) -> None:
     control = Control()
-    control.tell(sending=sending, saved_last=answer == "before")
+    control.update(sending=sending, saved_last=answer == "before")
 
     class Ranks(Launch):
         def __init__(self, config: Any):

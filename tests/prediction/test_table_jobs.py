@@ -31,7 +31,7 @@ ITEMS, USERS = 300, 100
 
 
 def shop(directory: Path, **sections: Any) -> Config:
-    """A job on items, called by words or numbers, whose class their features tell."""
+    """A job on items, called by words or numbers, whose class shows in their features."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, ITEMS)
     names = [f"item {i}" for i in random.permutation(ITEMS)]

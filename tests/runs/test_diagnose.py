@@ -111,7 +111,7 @@ def left(rank: int, what: str, **more: Any) -> Traces:
     return Traces(rank, state(rank), box(rank), failure(rank, what, **more))
 
 
-CALLED = MONITOR.format(task="Control.tell", pid=7)
+CALLED = MONITOR.format(task="Control.update", pid=7)
 ALIVE = Traces(0, state(0), box(0, BACKWARD, TRAIN, collectives=[entry(5, pending=True)]))
 RESET_0 = left(0, RESET)
 TIMED_OUT_0 = Traces(

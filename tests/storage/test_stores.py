@@ -319,7 +319,7 @@ def test_the_next_command_uploads_what_an_outage_left(
     monkeypatch.setattr(claim, "SILENCE", 2.0)  # of the claim that could not be released
     config, told = config_of(store, tmp_path), []
     with contextlib.suppress(KeyError), created(config, patience=1.0) as run:
-        run.tell = told.append
+        run.notify = told.append
         run.begin(config.recorded())
         until(lambda: (place / "test/summary.json").is_file())
         store.stop()

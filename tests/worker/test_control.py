@@ -31,7 +31,7 @@ def test_starts_are_counted_over_commands() -> None:
     assert (control.snapshot().attempt, control.snapshot().starts) == (2, 0)
     control.begin(WORKERS)
     control.report(says(0, attempt=3))
-    control.tell(sending=True)
+    control.update(sending=True)
     before = control.snapshot()
     assert (before.attempt, before.starts, before.sending) == (3, 1, True)
     assert (before.host_of(1), before.node_of(1), before.node_of(2)) == ("host1", "b", None)
@@ -98,7 +98,7 @@ def test_a_rank_learns_what_is_asked_when_it_reports(link: ControlHandle) -> Non
     until(lambda: rank.report(says(0)).saves)
     assert len(rank.pending_saves()) == 1
     until(lambda: link.newest().progress.get(0))
-    rank.tell(sending=True)
+    rank.update(sending=True)
     rank.answer_saves(rank.pending_saves(), saved=True)
     assert not rank.pending_saves()  # whatever the next report contains
     until(lambda: request in link.newest().answers)
@@ -133,7 +133,7 @@ def test_a_rank_outlives_an_actor_that_is_gone(
     begin = time.monotonic()
     for _ in range(5):
         assert not link.report(says(0)).stop
-        link.tell(steps_per_epoch=3)
+        link.update(steps_per_epoch=3)
         link.answer_saves(["a"], saved=True)
     assert time.monotonic() - begin < 5
     link.stop()

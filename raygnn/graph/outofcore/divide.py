@@ -44,18 +44,22 @@ def make_partition(
         progress: called with the method, passes such as ``"stream, pass 3 of at most 12"``, and the
             progress of stages; see `Workspace`.
     """
-    place, method, tell = missing.draft.absolute(), missing.method, progress or (lambda text: None)
+    place, method, notify = (
+        missing.draft.absolute(),
+        missing.method,
+        progress or (lambda text: None),
+    )
     if not is_vacant(place):
         return same_partition(place, missing.digest)
     check_storable(data)
     with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
         (directory / "stages").mkdir()
-        work = Workspace(directory / "stages", on_threads, tell)
+        work = Workspace(directory / "stages", on_threads, notify)
         graph = spill(data, work.directory("edges"), only_edges=True)
-        tell(method)
+        notify(method)
         started = time.perf_counter()
         how = graph.in_one_space, missing.parts, method, missing.seed, work.directory("lists")
-        assigned = assign(data, *how, lambda done: tell(f"{method}, {done}"))
+        assigned = assign(data, *how, lambda done: notify(f"{method}, {done}"))
         work.seconds[method] = time.perf_counter() - started
         write_partition(graph, data, assigned, missing, work, directory)
         shutil.rmtree(work.path)
@@ -68,7 +72,7 @@ def partition_out_of_core(
     missing: Missing,
     config: GraphConfig,
     pool: Pool,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     needs_masks: bool = True,
     trains: bool = True,
 ) -> PartitionMeta:
@@ -76,7 +80,7 @@ def partition_out_of_core(
 
     Args:
         pool: runs the tasks; all its machines see the partition's directory and the input.
-        tell: called with the progress; see `Workspace`.
+        notify: called with the progress; see `Workspace`.
         needs_masks, trains: see `raygnn.graph.sources.check`.
     """
     place, stages = missing.draft.absolute(), missing.stages
@@ -88,7 +92,7 @@ def partition_out_of_core(
         lock = Lock(stages / "lock", "makes this partition")
         lock.acquire()
         try:
-            work = Workspace(stages, pool, tell)
+            work = Workspace(stages, pool, notify)
             graph = read_graph(config, work, needs_masks=needs_masks, trains=trains)
             directory = work.directory("partition")
             check_storable(graph.data())

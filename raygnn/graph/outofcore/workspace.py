@@ -50,11 +50,11 @@ def on_threads(
 
 
 class Workspace:
-    """Directory of stages. ``seconds``: duration of each stage in this attempt; ``tell``: called
+    """Directory of stages. ``seconds``: duration of each stage in this attempt; ``notify``: called
     with a stage's name, finished tasks, rows per second and remaining time."""
 
-    def __init__(self, path: Path, pool: Pool, tell: Callable[[str], object]):
-        self.path, self.pool, self.tell = path, pool, tell
+    def __init__(self, path: Path, pool: Pool, notify: Callable[[str], object]):
+        self.path, self.pool, self.notify = path, pool, notify
         self.seconds: dict[str, float] = {}
         boot, current = path / "boot", f"{_boot()} {_FORMAT}"
         if boot.exists() and boot.read_text() != current:
@@ -89,7 +89,7 @@ class Workspace:
         results = {number: kept["result"] for number, kept in earlier.items() if kept}
         pending = [number for number in range(len(tasks)) if number not in results]
         total = sum(sizes[number] for number in pending)
-        self.tell(stage)
+        self.notify(stage)
         pool = self.pool if gpus is None else partial(self.pool, gpus=gpus)
         for at, result in pool(function, [tasks[number] for number in pending]):
             number = pending[at]
@@ -103,7 +103,7 @@ class Workspace:
             seconds = time.perf_counter() - started
             left = seconds * (total - done) / max(done, 1)
             rate = f"{rows / seconds:,.0f} rows/s" if rows else ""
-            self.tell(f"{stage}, {len(results)} of {len(tasks)}, {rate}, {left:.0f} s left")
+            self.notify(f"{stage}, {len(results)} of {len(tasks)}, {rate}, {left:.0f} s left")
         before = self.seconds.get(stage, 0.0)
         self.seconds[stage] = before + time.perf_counter() - started
         return [results[number] for number in range(len(tasks))]

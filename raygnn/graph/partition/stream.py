@@ -129,8 +129,8 @@ def assign_by_streaming(
         return ids.astype(np.min_scalar_type(parts - 1))
     most = max(_COARSE_NODES, 4 * _CLUSTERS_OF_A_PART * parts)
     reads = 3 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
-    tell = progress or (lambda text: None)
-    announced = (tell(f"pass {number} of at most {reads}") for number in itertools.count(1))
+    notify = progress or (lambda text: None)
+    announced = (notify(f"pass {number} of at most {reads}") for number in itertools.count(1))
     with NeighbourLists(num_nodes, passes, scratch, announced) as lists:
         balance = Balance(groups, lists.in_degrees, parts)
         clusters, count = _clusters(lists, parts, most)
