@@ -33,7 +33,7 @@ def save_epoch(checkpoint: dict[str, Any], done: int) -> None:
 )
 def lean_steps(trainer: Any) -> None:
     """Have a training step call only the hooks that callbacks define: 470 Python calls instead of
-    1,850, besides those of the engine.
+    1,850, besides the engine's.
 
     Arguments and order of hooks, logged values, and the loop's counts and state are Lightning's.
     Lightning's own loop runs steps with a gradient scaler, loggers or a user-defined
@@ -75,13 +75,8 @@ def lean_steps(trainer: Any) -> None:
                 and not trainer.loggers
             )
 
-        def _broadcast_sigterm_tensor(self) -> None:
-            pass
-
-        def _on_before_fetch(self) -> None:
-            pass
-
-        _on_after_fetch = _on_before_fetch  # both only serve Lightning's profiler
+        _broadcast_sigterm_tensor = nothing
+        _on_before_fetch = _on_after_fetch = nothing  # which only serve Lightning's profiler
 
         def _should_check_val_fx(self, fetcher: Any) -> bool:
             return False  # raygnn evaluates, not Lightning

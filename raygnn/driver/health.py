@@ -207,30 +207,21 @@ def send(state_file: Path, pid: int, number: int) -> bool:
     process is the rank's if it holds the rank's state file open, which the rank does from its start
     to its end, and any other process only while it reads it.
     """
-    try:
-        if not _holds(pid, state_file):
-            return False
-        os.kill(pid, number)
-        return True
-    except ProcessLookupError:
-        return False
+    with contextlib.suppress(ProcessLookupError):
+        if _holds(pid, state_file):
+            os.kill(pid, number)
+            return True
+    return False
 
 
 def _holds(pid: int, file: Path) -> bool:
-    descriptors = f"/proc/{pid}/fd"
-    try:
-        for name in os.listdir(descriptors):
-            path = os.path.join(descriptors, name)
-            try:
+    with contextlib.suppress(OSError):  # the process has ended, or is another user's
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
                 # names are compared first, since a stat of another file may hang; paths are not,
                 # since another container may have mounted the directory elsewhere
-                same = os.path.basename(os.readlink(path)) == file.name
-                if same and os.path.samestat(os.stat(path), os.stat(file)):
+                if descriptor.readlink().name == file.name and descriptor.samefile(file):
                     return True
-            except FileNotFoundError:
-                continue
-    except OSError:
-        pass  # it has ended, or is another user's
     return False
 
 

@@ -43,7 +43,7 @@ _QUIET = {
 }
 
 _LAST = 30.0  # seconds for the last records
-_QUICK = 2.0  # seconds of them before a note
+_QUICK = 2.0  # seconds of waiting for them before a note
 _POLL = 0.5  # seconds between polls of the records
 _PAUSE, _LONGEST_PAUSE = 5.0, 300.0  # seconds until the next attempt after a failure
 _SILENT = 60.0  # seconds in one call before a note
@@ -92,7 +92,7 @@ class Loggers:
         self._events.close()
 
     def start(self, step: int) -> None:
-        """Start the threads, once. ``step``: that of this command's first record."""
+        """Start the threads, once. ``step``: step of this command's first record."""
         for name in () if self._threads else self._names:
             if name in _PACKAGES:
                 os.environ.update({**_QUIET, **os.environ})

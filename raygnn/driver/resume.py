@@ -180,15 +180,15 @@ def on_interrupt(run: RunDir) -> tuple[str, str]:
     return what, "continue with --resume and the same --set, or start over with --overwrite"
 
 
-def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
-    """Return a note if the run has made all its steps; else an empty string. Raises InputError if
-    the newest checkpoint is beyond the configured number of steps."""
-    per_epoch = plan.steps_per_epoch(config)
-    if per_epoch is None or not start.resumed:
-        return ""  # only the ranks will know
-    steps = config.train.epochs * per_epoch
-    if config.train.max_steps is not None:
-        steps = min(steps, config.train.max_steps)
+def finished(config: Config, run: RunDir, start: StartPoint, plan: Plan | None = None) -> str:
+    """Return a note if the run has made all its steps; else an empty string, also if only the ranks
+    will know. Without a plan, the steps of an epoch are counted in the summary of the run. Raises
+    InputError if the newest checkpoint is beyond the configured number of steps."""
+    per_epoch = _steps_per_epoch(run) if plan is None else plan.steps_per_epoch(config)
+    limits = [config.train.max_steps, per_epoch and config.train.epochs * per_epoch]
+    steps = min((limit for limit in limits if limit), default=None)
+    if steps is None or not start.resumed:
+        return ""
     done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
     if done and done >= steps:
         return (
@@ -203,6 +203,16 @@ def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
             remedy="repeat the --set options of the first command, or start over with --overwrite",
         )
     return ""
+
+
+def _steps_per_epoch(run: RunDir) -> int | None:
+    """Return the number of optimizer steps that a finished run made in each epoch; None if it has
+    not finished, or ``train.max_steps`` ended it."""
+    summary, train = run.summary, _recorded(run).get("train")
+    steps, epochs = summary.get("steps"), summary.get("epochs")
+    if summary.get("status") != "done" or not (train and steps and epochs):
+        return None
+    return None if steps == train.get("max_steps") else int(steps // epochs)
 
 
 def _recorded(run: RunDir) -> dict[str, Any]:

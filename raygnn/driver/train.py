@@ -103,8 +103,10 @@ def train(
         workers = session.workers
         start = find_start(config, run, workers, show, resume=resume)
         initial = initial_weights(config, start)
-        session.make_plan(start.global_batch)
-        if done := finished(config, session.plan, run, start):
+        if not (done := finished(config, run, start)):
+            session.make_plan(start.global_batch)
+            done = finished(config, run, start, session.plan)
+        if done:
             show.note(done)
             return _opened(run)
         session.begin()

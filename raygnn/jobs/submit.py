@@ -91,9 +91,9 @@ def prepare(
     _check_places(job, relative, label)
     for name, value in job.comm.env.items():
         if is_secret(name, value):
-            what = f"comm.env.{name} is a secret: all users who can list the cluster's jobs could "
+            what = f"comm.env.{name} is a secret that all users who list the jobs could read"
             remedy = "set it in the environment of the nodes, before ray start"
-            raise ConfigError(f"{what}read it", where=label, remedy=remedy)
+            raise ConfigError(what, where=label, remedy=remedy)
     data = _carried(job, relative, directory, label)
     files = chain(*(_files(directory / path) for path in data.values()))
     contents = upload.contents_of(directory, list(files), without=job.local_storage)
@@ -253,10 +253,10 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
     """Raise ConfigError if a written or shared path is in the copy that Ray deletes."""
     for key in _ON_STORAGE:
         if key in relative:
-            what = f"{key} is a relative path, but the job runs in a copy of the working directory "
+            what = f"{key} is a relative path, in the copy of the directory that Ray deletes"
             shared = f"/mnt/raygnn/{Path(str(attrgetter(key)(config))).name}"
             remedy = f"give a directory that every node sees: --set {key}={shared}"
-            raise ConfigError(f"{what}that Ray deletes", where=label, remedy=remedy)
+            raise ConfigError(what, where=label, remedy=remedy)
 
 
 def _files(path: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,7 @@ from raygnn.errors import (
     trace_text,
 )
 from raygnn.runs.diagnose.causes import of_training
-from raygnn.runs.diagnose.state_file import BOX, DRIVER, FAILURE, file_of
+from raygnn.runs.diagnose.state_file import BOX, CRASH, DRIVER, FAILURE, STATE, file_of
 from raygnn.runs.run_directory import EVENTS, LOGGERS, SCALING
 from raygnn.util.files import storage_error, write_json
 from raygnn.worker.ray_nodes import Lost
@@ -181,10 +182,12 @@ def record_driver(
 
 
 def clear(run_dir: Path) -> None:
-    """Remove the failures and notices of an earlier command."""
+    """Remove the ranks' states and failures and the notices of an earlier command, so that a
+    diagnosis is of the new one even if no rank starts."""
     logs = run_dir / "logs"
     notices = (logs / name for name in (DRIVER, EVENTS, SCALING, LOGGERS))
-    for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), *notices):
+    of_ranks = (logs.glob(f"rank-*{kind}") for kind in (STATE, FAILURE, BOX, CRASH))
+    for path in chain(notices, *of_ranks):
         path.unlink(missing_ok=True)
 
 

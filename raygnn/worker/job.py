@@ -166,7 +166,7 @@ class Sizes:
         known = counted if self._trained is None else self._trained.get(name, 0)
         if counted > known:
             message = f"the data have {counted:,} {name}, but the model was trained for {known:,}"
-            remedy = "predict for data like those of the training, or train on these, too"
+            remedy = "predict for data with the sizes of the training data, or train on these, too"
             raise DataError(message, remedy=remedy)
         self.found[name] = known
         return known
@@ -200,7 +200,7 @@ class Job:
         global_batch: seeds of a batch over all ranks, as at the run's first start, whatever the
             number of workers is now.
         request: requested predictions; None = train.
-        task: name of the one of several tasks that this job is for; "" = all, or the only one.
+        task: name of this job's task among several; "" = all, or the only one.
         lists: name of each task with lists of negatives → use → result of
             `raygnn.graph.negative_lists.lists_of`, or `TABLE` → rows of its training table; or
             Ray's reference to that.
@@ -297,8 +297,7 @@ class Job:
     @property
     def negatives(self) -> Mapping[str, NegativeLists]:
         """Lists of negatives of this task, by use."""
-        found: Mapping[str, NegativeLists] = self.lists.get(self.task, {})
-        return found
+        return dict(self.lists.get(self.task, {}))
 
     @property
     def rows(self) -> TrainingRows | None:

@@ -2,7 +2,7 @@
 
 Ranks on such a node write to a directory of their own. Its files, checkpoints aside, are sent
 through the job's control actor to the command's directory, which is complete and uploaded from
-there. So a store that is away blocks no record, and the driver reads the ranks' files as ever.
+there. So an unavailable store delays no record, and the driver reads the ranks' files as usual.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import lightning.pytorch as pl
 import torch
 
 from raygnn.checkpoint import store, weights
@@ -19,15 +21,16 @@ from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_storage
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, DataError, TrainingError
+from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.calibration import calibrations
-from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
+from raygnn.tasks.lightning_modules import EXITS, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Evaluation, user_hooks
 from raygnn.worker.comm.reduction import shard_optimizer
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
-from raygnn.worker.planes.plane import Kept, Plane
+from raygnn.worker.planes.plane import Kept
 from raygnn.worker.rank_setup import RankSetup, Runtime, cause_of, total_steps
 from raygnn.worker.records import Closing, Records
 from raygnn.worker.transfer import Transfer
@@ -51,9 +54,9 @@ class Rank(RankSetup):
 
     def run(self) -> dict[str, Any]:
         """Train, then test; return the summary's figures, which are equal on all ranks."""
-        config, job, guard = self.config, self.job, self.guard
-        plane = open_plane(job, self.ranks)
-        task = plane.task()
+        config, job = self.config, self.job
+        plane = self.plane = open_plane(job, self.ranks)
+        task = self.task = plane.task()
         maker = plane.batches(task)
         loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
@@ -61,7 +64,6 @@ class Rank(RankSetup):
         averaging = None if config.train.ema is None else Averaging(config.train.ema)
         if self.ranks.first:
             job.control.update(steps_per_epoch=steps_per_epoch)
-        evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
         rows = RowState.from_checkpoint(
             task.embeddings, self.control, self.storage_timeout, state, self.place
@@ -69,7 +71,7 @@ class Rank(RankSetup):
         transfer = Transfer.from_job(job, task, self.ranks, begins=state is None)
         records = self.records(step)
         evaluation = Evaluation(
-            evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
+            self._evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
         )
         checkpoints = self._checkpoints(maker.identity, task.total_steps, rows, records)
         # the partition's storage may be away when training ends
@@ -78,47 +80,31 @@ class Rank(RankSetup):
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
         if step is None:
-            self._announce(plane, transfer)
-        callbacks = [self.reduction, records, *user_hooks(config.train), guard]
+            self._announce(transfer)
+        callbacks = [self.reduction, records, *user_hooks(config.train), self.guard]
         callbacks += [one for one in (averaging, transfer) if one]
         callbacks += [evaluation] if has_val else []
         trainer = self.trainer([*callbacks, checkpoints, Closing()], checkpoints.plugin)
-        log.info("training from %s", state or "the start")
-        trained = False
         try:
-            guard.check_model(task, {**self.options(), "data": maker.identity})
-            shard_optimizer(self.ranks, task)
-            with cause_of(loader):
-                trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
-                checkpoints.finish()
-            trained = True
-        finally:
-            loader.close()
-            if not trained:
-                records.write_pending(wait=False)
-                checkpoints.give_up(_LAST_WORDS)
-        task.to(self.runtime.device)  # Lightning leaves it on the CPU
-        blackbox.note(blackbox.TEST)
-        if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
-            raise TrainingError(
-                f"the gradient was finite in none of {guard.skipped_steps} steps, so the model was "
-                "not trained",
-                remedy="look for values that are not finite in the data, the model and the loss; "
-                "lower train.lr",
-            )
+            self._fit(trainer, loader, maker.identity, state, checkpoints)
+        except BaseException:
+            records.write_pending(wait=False)
+            checkpoints.give_up(_LAST_WORDS)
+            raise
+        self._check_trained(trainer.global_step)
         if has_val:
             evaluation.finish(trainer, task)
         if averaging is not None:
             averaging.put(task)
         if config.train.select == "best":
             evaluation.restore_best(task)
-        digest = self._save_weights(task, {**facts, "class_weights": task.class_weights}, rows)
+        digest = self._save_weights({**facts, "class_weights": task.class_weights}, rows)
         kept: Kept = {}
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
             if plane.count(split)
-            for name, value in evaluate(split, kept if split == "val" else None).items()
+            for name, value in self._evaluate(split, kept if split == "val" else None).items()
         }
         # metrics of the validation split are another epoch's, if the best weights were loaded
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
@@ -139,17 +125,46 @@ class Rank(RankSetup):
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
         }
         if records.first_step is not None:  # else figures of an earlier start stay
-            result |= records.speed() | self._communication(plane, task)
+            result |= records.speed() | self._communication()
             result["ranks"] = self.stragglers.summary()
         if transfer is not None:
             result["init"] = transfer.found
         checkpoints.finish_uploads(self.storage_timeout)
-        skipped = {"steps": guard.skipped_steps}
+        skipped = {"steps": self.guard.skipped_steps}
         return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}
 
-    def _announce(self, plane: Plane, transfer: Transfer | None) -> None:
+    def _fit(
+        self,
+        trainer: pl.Trainer,
+        loader: BatchLoader,
+        data: str,
+        state: Path | None,
+        checkpoints: Checkpoints,
+    ) -> None:
+        """Train from the checkpoint ``state``; None = from the start. ``data``: identity of the
+        data, which must be equal on all ranks."""
+        log.info("training from %s", state or "the start")
+        with closing(loader):
+            self.guard.check_model(self.task, {**self.options(), "data": data})
+            shard_optimizer(self.ranks, self.task)
+            with cause_of(loader):
+                trainer.fit(self.task, train_dataloaders=loader, ckpt_path=state and str(state))
+                checkpoints.finish()
+        self.task.to(self.runtime.device)  # Lightning leaves it on the CPU
+        blackbox.note(blackbox.TEST)
+
+    def _check_trained(self, steps: int) -> None:
+        """Raise TrainingError if all steps were skipped. Collective."""
+        if (skipped := self.guard.skipped_steps) and skipped >= steps:
+            raise TrainingError(
+                f"the gradient was finite in none of {skipped} steps, so the model was not trained",
+                remedy="look for values that are not finite in the data, the model and the loss; "
+                "lower train.lr",
+            )
+
+    def _announce(self, transfer: Transfer | None) -> None:
         """Report suspicious data and initial weights when training begins. Collective."""
-        config, texts = self.config, []
+        config, plane, texts = self.config, self.plane, []
         if any(one.split_time or one.task.of_edges for one in config.by_task.values()):
             empty = [split for split in ("val", "test") if not plane.count(split)]
             # preflight reports empty masks
@@ -159,9 +174,7 @@ class Rank(RankSetup):
         for text in texts if self.ranks.first else ():
             self.events.notify(text)
 
-    def _save_weights(
-        self, task: TaskModule, facts: dict[str, Any], rows: RowState | None
-    ) -> str | None:
+    def _save_weights(self, facts: dict[str, Any], rows: RowState | None) -> str | None:
         """Write the selected weights. Returns their digest on rank 0, else None. Collective."""
         files = None
         if rows is not None:
@@ -169,14 +182,14 @@ class Rank(RankSetup):
                 files = rows.write(weights.rows_draft(self.directory))
         if not self.ranks.first:
             return None
-        digest = self._retry(lambda: weights.save(self.directory, task.model, facts, files))
+        digest = self._retry(lambda: weights.save(self.directory, self.task.model, facts, files))
         if self.place is not None:
             self._retry(partial(self.place.put_weights, self.directory))
         return digest
 
-    def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
-        ranks, reduction, embeddings = self.ranks, self.reduction, task.embeddings
-        rows, hits = plane.traffic
+    def _communication(self) -> dict[str, Any]:
+        ranks, reduction, embeddings = self.ranks, self.reduction, self.task.embeddings
+        rows, hits = self.plane.traffic
 
         def over_ranks(**own: int) -> dict[str, Any]:
             return dict(zip(own, self.control.sum(torch.tensor(list(own.values()))).tolist()))
@@ -248,13 +261,11 @@ class Rank(RankSetup):
             remedy = "choose another kind, or give the data a validation split"
             raise ConfigError(message, where="train.schedule.kind", remedy=remedy)
 
-    def _evaluate(
-        self, plane: Plane, task: TaskModule, split: str, keep: Kept | None = None
-    ) -> dict[str, float]:
+    def _evaluate(self, split: str, keep: Kept | None = None) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
-        self.ranks.share_buffers(task)
+        self.ranks.share_buffers(self.task)
         try:
-            return plane.evaluate(task, split, keep)
+            return self.plane.evaluate(self.task, split, keep)
         except EXITS as error:
             raise exit_error(error) from error
 

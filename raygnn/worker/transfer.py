@@ -84,8 +84,8 @@ class Transfer(pl.Callback):
         self.found |= {"rows": rows, "frozen": self._frozen}
         before, now = found.words, vocabulary.words(job)
         self._warnings = [
-            f"warn: the categories of {key} differ from those of {initial.run}: weights of a "
-            "category may be of another one; exclude them"
+            f"warn: the categories of {key} differ from the ones in {initial.run}: weights of a "
+            "category may belong to another one; exclude them"
             for key in before.keys() & now.keys()
             if list(before[key]) != list(now[key])
         ]

@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import callbacks
 
+import raygnn
 from raygnn.checkpoint import store
 from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.tasks.lightning_modules import TaskModule
@@ -425,6 +427,25 @@ def test_a_run_that_is_done_is_not_begun_again(make_job: JobFactory) -> None:
     with pytest.raises(InputError, match="has no checkpoint to resume from"):
         train_on_ranks(make_job(train={"epochs": 2}), resume=True)
     assert (run.path / "metrics.jsonl").read_text() == records
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"epochs": 2}, {"epochs": 1}), ({"epochs": 1, "max_steps": 3}, {"epochs": 5})],
+)
+def test_a_finished_run_says_so_before_ray_starts(
+    before: dict[str, int],
+    after: dict[str, int],
+    make_job: JobFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = train_on_ranks(make_job(train=before)).summary["steps"]
+    monkeypatch.setattr(RayCluster, "start", lambda self: pytest.fail("Ray was started"))
+    raygnn.train(make_job(train={**before, **after}), resume=True)
+    assert f"this run is done: it made {steps} steps" in capsys.readouterr().out
+    with pytest.raises(pytest.fail.Exception):  # more steps are allowed
+        raygnn.train(make_job(train={"epochs": 9}), resume=True)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(make_job: JobFactory) -> None:

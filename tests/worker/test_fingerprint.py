@@ -268,7 +268,7 @@ def test_first_differences_are_listed_and_the_rest_counted() -> None:
 def test_descriptions_of_very_different_sizes() -> None:
     many = {f"layer.{number}": "f32" for number in range(5000)}
     error = explain([entry_sections(many), entry_sections({}), entry_sections({"layer.7": "f32"})])
-    assert "parameter layer.0: missing on ranks 1 and 2, there on rank 0" in error.what
+    assert "parameter layer.0: missing on ranks 1 and 2, present on rank 0" in error.what
     assert len(error.what) < 1500
 
 

@@ -335,7 +335,7 @@ DIFFERENCES: dict[str, tuple[int, int, Callable[[Setup], object], str, str]] = {
         0,
         lambda s: setattr(s, "options", {"bucket_cap_mb": 1, "overlap": True}),
         "option bucket_cap_mb: 25 on ranks 1 and 2, 1 on rank 0; "
-        "option overlap: missing on ranks 1 and 2, there on rank 0",
+        "option overlap: missing on ranks 1 and 2, present on rank 0",
         "options",
     ),
     "lr": (
@@ -411,7 +411,7 @@ def test_a_layer_more() -> None:
         setup.net.extra = nn.ModuleList(nn.Linear(2, 2) for _ in range(300))
 
     error = alike(3, unlike(1, change))
-    assert error["what"].count("there on rank 1") == 10
+    assert error["what"].count("present on rank 1") == 10
     assert error["what"].endswith(" more")
 
 
@@ -425,7 +425,7 @@ def test_an_array_that_comes_later_on_one_rank() -> None:
         unlike(1, change)(rank, setup)
 
     error = alike(2, both)
-    assert error["what"] == "ranks differ: batch x/late: missing on rank 0, there on rank 1"
+    assert error["what"] == "ranks differ: batch x/late: missing on rank 0, present on rank 1"
     assert (error["where"], error["reduced"]) == ("step 2", 2)
 
 

@@ -63,8 +63,8 @@ def test_the_class_is_named_and_chosen_by_its_word(tmp_path: Path) -> None:
     words = ("fraud", "ok")
     first = run(tmp_path, words)
     assert first.summary["positive"] == {"": "ok"}
-    assert "of class 'ok'; set task.positive to 'fraud'" in told(first)
-    assert "class 'ok', which average_precision is of, is 9" in told(first)
+    assert "describe class 'ok'; set task.positive to 'fraud'" in told(first)
+    assert "class 'ok', which average_precision describes, is 9" in told(first)
     asked = run(tmp_path, words, "asked", positive="fraud", metric="average_precision")
     assert asked.summary["positive"] == {"": "fraud"}
     assert "positive" not in told(asked)
@@ -87,7 +87,7 @@ def test_classes_that_need_no_word(tmp_path: Path) -> None:
     assert plain.summary["positive"] == {"": "yes"}
     assert "positive" not in told(plain)
     other = run(tmp_path, ("yes", "no"), "no", positive="no", metric="average_precision")
-    assert "class 'no', which average_precision is of, is 9" in told(other)
+    assert "class 'no', which average_precision describes, is 9" in told(other)
 
 
 def test_labels_of_one_class(tmp_path: Path) -> None:

@@ -137,7 +137,8 @@ class Recorder:
                 path = file_of(self._logs, self._state.rank, BOX)
                 write_atomic(path, self._content(reason[:_LONGEST]))
                 self._beat(boxed=time.time())
-                self._sync()
+                if (file := self._file) is not None:
+                    os.fsync(file)  # without the lock of the file, since that can take long
 
     def await_others(self, seconds: float = _WITNESSES) -> None:
         """Wait until the other ranks have written their crash dumps, or have ended; bounded."""
@@ -219,16 +220,6 @@ class Recorder:
             if self._file is not None:
                 os.pwrite(self._file, self._state.pack(), 0)
 
-    def _sync(self) -> None:
-        with self._lock:  # released for the sync, since that can take long
-            if self._file is None:
-                return
-            copy = os.dup(self._file)
-        try:
-            os.fsync(copy)
-        finally:
-            os.close(copy)
-
     def _catch_crashes(self) -> IO[str] | None:
         """Let SIGSEGV, SIGABRT and similar signals write a traceback of all threads to a file."""
         with contextlib.suppress(OSError, ValueError):
@@ -262,7 +253,7 @@ _current: Recorder | None = None
 
 
 def start(logs: Path, **options: Any) -> Recorder:
-    """Create this process's recorder; the options are those of `Recorder`."""
+    """Create this process's recorder; for the options see `Recorder`."""
     global _current
     _current = Recorder(logs, **options)
     return _current

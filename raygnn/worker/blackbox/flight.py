@@ -10,7 +10,9 @@ import pickle
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -41,19 +43,11 @@ def stacks(training: int, own: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def _frames(top: FrameType, own: Sequence[str]) -> list[dict[str, Any]]:
-    frames: list[dict[str, Any]] = []
-    frame: FrameType | None = top
-    while frame is not None and len(frames) < _DEPTH:
-        code = frame.f_code
-        frames.append(
-            {
-                "file": code.co_filename,
-                "line": frame.f_lineno,
-                "function": code.co_name,
-                "whose": whose_path(code.co_filename, own),
-            }
-        )
-        frame = frame.f_back
+    frames = []
+    for frame, line in islice(traceback.walk_stack(top), _DEPTH):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        place = {"file": file, "line": line, "function": name}
+        frames.append({**place, "whose": whose_path(file, own)})
     return frames
 
 

@@ -69,7 +69,7 @@ class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
 
 
 def _apply(plan: CommPlan) -> None:
-    """Set this rank's variables; compute those of a node that joined after the plan was made."""
+    """Set this rank's variables, which are computed if its node joined after the plan was made."""
     context = ray.get_runtime_context()
     variables = plan.nodes.get(context.get_node_id()) or plan.nodes.get("")
     if variables is None:

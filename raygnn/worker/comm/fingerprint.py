@@ -351,7 +351,7 @@ def _by_field(values: Sequence[str | None]) -> dict[str, list[tuple[str, list[in
     if len(set(values)) == 1:
         return {}
     if None in values:
-        return {"": _groups(['"missing"' if value is None else '"there"' for value in values])}
+        return {"": _groups(['"missing"' if value is None else '"present"' for value in values])}
     parsed = [json.loads(value) for value in values if value is not None]
     by_name = {}
     if all(isinstance(value, dict) for value in parsed):

@@ -7,6 +7,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
@@ -208,14 +210,9 @@ class RowPlane(NodePlane):
     @cached_property
     def _places(self) -> np.ndarray:
         """Position of each row's node among the owned ones, int64 ``[N]``; -1 = another rank's."""
-        original = self.shard.original[self.ntype]
-        if not len(original):
-            return np.full(len(self.table.nodes), -1)
-        order = np.argsort(original)
-        at = np.searchsorted(original, self.table.nodes, sorter=order)
-        places = np.append(order, -1)[at]  # the last: above all of them
-        places[original[places] != self.table.nodes] = -1
-        return places
+        own = pa.array(self.shard.original[self.ntype].astype(np.int64))
+        found = pc.index_in(pa.array(self.table.nodes), value_set=own)
+        return np.asarray(pc.fill_null(found, -1), np.int64)
 
     @cached_property
     def labels(self) -> Tensor:

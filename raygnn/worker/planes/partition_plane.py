@@ -37,11 +37,7 @@ from raygnn.worker.planes.model_inputs import MemoryBudget, make_embeddings, mak
 from raygnn.worker.planes.plane import Plane, category_sizes, seed_plan
 from raygnn.worker.planes.prediction_rows import Embedded, embedded_nodes, pick_ntype
 from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
-from raygnn.worker.planes.vocabulary import (
-    count_numbers,
-    edge_reads,
-    relations,
-)
+from raygnn.worker.planes.vocabulary import count_numbers, edge_reads, relations
 
 if TYPE_CHECKING:
     from typing import Self
@@ -54,7 +50,7 @@ _REACHED = 0.05  # a smaller share of seeds that messages reach causes a warning
 
 
 def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
-    """Map this rank's part of the partition; the options are those of `load_shard`."""
+    """Map this rank's part of the partition; for the options see `load_shard`."""
     meta, world = job.meta, ranks.world
     stage = Stage.from_config(job.config.staging)
     return job.read(lambda: load_shard(meta, world.rank, world.size, stage=stage, **options))
@@ -221,7 +217,7 @@ class PartitionPlane(Plane):
             strict = self.config.table is None or (time is not None and time.strict)
             late = earlier and each and strict
             remedy = "edges of the seed's own time count as later" if late else "see reverse"
-            so = ", so the others see nothing but themselves" if some < total else ""
+            so = ", so the other seeds see only themselves" if some < total else ""
             warnings.append(
                 f"{some:,} of {total:,} seeds for training have an in-edge{earlier}{so} "
                 f"({counts}; {remedy})"

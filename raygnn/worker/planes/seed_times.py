@@ -242,10 +242,10 @@ class EdgeHistory:
     ) -> Tensor:
         """Describe the edges between two nodes, and at each, *before* a time: float32 ``[…, 8]``.
 
-        Logarithms of 1 + the number of edges and 1 + the time since the last of them, 0 without
-        any: of the pair with this relation, of the source and of the target. First, whether there
-        is one of the pair, and the logarithm of 1 + the number of edges that the source has had
-        since.
+        The first column is 1 if the pair has had an edge with this relation. The other columns are
+        logarithms of 1 + each of: edges of the pair, and time since the last one; edges of the
+        source since then; edges of the source, and time since the last one; edges of the target,
+        and time since the last one. Times are 0 if there was no edge.
         """
         src, dst, kind, when = np.broadcast_arrays(src, dst, kind, when)
         met, last = self._pairs.before(self._pair(src, dst, kind), when)

@@ -167,7 +167,7 @@ def positive_class(job: Job, classes: int) -> int | None:
 
 
 def positive_word(job: Job, classes: int) -> str | None:
-    """Return the class that the metrics of one class are of; None if they are means over all."""
+    """Return the class that one-class metrics describe; None if they are means over all."""
     number = positive_class(job, classes)
     if number is None and classes == 2:
         number = 1
@@ -176,7 +176,7 @@ def positive_word(job: Job, classes: int) -> str | None:
 
 
 def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange) -> list[str]:
-    """Return warnings about the class that the metrics of one class are of. Collective. ``labels``:
+    """Return warnings about the class that one-class metrics describe. Collective. ``labels``:
     int64 ``[n]`` of this rank's seeds for training; -1 = unknown."""
     task, word, texts = job.config.task, positive_word(job, classes), []
     if not isinstance(task, ClassTask) or task.several_labels or word is None:
@@ -194,14 +194,14 @@ def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange
     if task.positive is None and not plain:
         (other,) = set(known) - {word}  # a word is taken unasked of two classes alone
         texts.append(
-            f"average_precision, roc_auc and recall@K are of class {word!r}; set task.positive to "
-            f"{other!r} if that is the one to find"
+            f"average_precision, roc_auc and recall@K describe class {word!r}; set task.positive "
+            f"to {other!r} if that is the class to find"
         )
     wanted = task.chosen_metric == "average_precision" or task.chosen_metric.startswith("recall@")
     if share > 0.5 and (wanted or not plain):
         texts.append(
-            f"class {word!r}, which average_precision is of, is {share:.1%} of the training seeds: "
-            "the metric is high whatever the model does"
+            f"class {word!r}, which average_precision describes, is {share:.1%} of the training "
+            "seeds, so the metric is high for any model"
         )
     return texts
 
