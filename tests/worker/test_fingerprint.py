@@ -241,7 +241,7 @@ def test_planted_differences_are_named(
             else:
                 ranks[rank][name] = "odd"
         rest = sorted(set(range(size)) - at)
-        here, there = ("missing", "there") if missing else ("odd", words[name])
+        here, there = ("missing", "present") if missing else ("odd", words[name])
         groups = [(here, sorted(at)), (there, rest)]
         groups.sort(key=lambda group: (-len(group[1]), group[1][0]))
         said = ", ".join(f"{text} on {fingerprint.ranks_text(who)}" for text, who in groups)
