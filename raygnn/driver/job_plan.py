@@ -14,7 +14,6 @@ from raygnn.driver.inputs import Input, PartitionInput, patient, read_early, wit
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.findings import some
 from raygnn.preflight.partition_facts import Stored, edges_of, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
@@ -204,7 +203,7 @@ def header(
         source = f"many graphs, {name}"
     else:
         source = f"{graph.format} {name}".strip() + f", {config.partition.used_method} partition"
-    span = some(workers, "worker")
+    span = f"{workers} worker{'s' * (workers != 1)}"
     if config.cluster.elastic and config.cluster.limits:
         span = "{} to {} workers".format(*config.cluster.limits)
     model = config.model.kind
@@ -216,7 +215,8 @@ def header(
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     train, done = config.train, {"prediction": f"{purpose}, on {span}"}
     if purpose is None:
-        text = f"{some(train.epochs, 'epoch')}, batch {global_batch} on {span}, {train.optimizer}"
+        epochs = f"{train.epochs} epoch{'s' * (train.epochs != 1)}"
+        text = f"{epochs}, batch {global_batch} on {span}, {train.optimizer}"
         done = {"training": f"{text}, lr {train.lr:g}"}
     return {
         "run": f"{config.name} → {place}",

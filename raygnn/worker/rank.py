@@ -21,7 +21,6 @@ from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_storage
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, DataError, TrainingError
-from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.calibration import calibrations
 from raygnn.tasks.lightning_modules import EXITS, exit_error
 from raygnn.util.files import retry, storage_errors
@@ -136,13 +135,13 @@ class Rank(RankSetup):
     def _fit(
         self,
         trainer: pl.Trainer,
-        loader: BatchLoader,
+        loader: Any,
         data: str,
         state: Path | None,
         checkpoints: Checkpoints,
     ) -> None:
-        """Train from the checkpoint ``state``; None = from the start. ``data``: identity of the
-        data, which must be equal on all ranks."""
+        """Train from the checkpoint ``state``; None = from the start. ``loader``: a `BatchLoader`;
+        ``data``: identity of the data, which must be equal on all ranks."""
         log.info("training from %s", state or "the start")
         with closing(loader):
             self.guard.check_model(self.task, {**self.options(), "data": data})
