@@ -46,7 +46,7 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 248,
-    "compat": 783,
+    "compat": 778,
     "util": 694,
     "config": 4_204,
     "graph": 13_128,
@@ -56,16 +56,16 @@ LINES_TODAY = {
     "preflight": 2_568,
     "storage": 767,
     "checkpoint": 1_752,
-    "worker": 8_126,
-    "driver": 4_003,
+    "worker": 8_116,
+    "driver": 4_002,
     "prediction": 1_343,
     "search": 1_028,
     "serving": 2_352,
     "runs": 4_296,
     "jobs": 1_175,
     "cli": 802,
-    "package": 59_539,
-    "tests": 60_737,
+    "package": 59_523,
+    "tests": 60_760,
 }
 MODULES, MODULES_TODAY = 189, 231
 FOLDER_MODULES = 14
