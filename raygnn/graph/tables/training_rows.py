@@ -15,6 +15,7 @@ import pyarrow as pa
 from raygnn.config.schema import Config
 from raygnn.config.task import NodeTaskConfig, TrainingTable
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS, TrainingRows
 from raygnn.graph.sources.input_files import sha256
 from raygnn.graph.tables.columns import Times, first, split_codes
@@ -70,9 +71,9 @@ def _read(
     files, firsts = _files(table)
     known = Ids(ntype, ids, _REMEDY, count)
     kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"
-    asked = [table.target] if isinstance(table.target, str) else table.target
+    wanted = [table.target] if isinstance(table.target, str) else table.target
     label = {_TARGET: {"column": table.target, "kind": kind}}
-    if not config.trains and not {*asked} <= {*TableReader(files, []).names(files[0])}:
+    if not config.trains and not {*wanted} <= {*TableReader(files, []).names(files[0])}:
         label = {}
     described = Table.model_validate({"labels": label})
     arrays = TableArrays(described, {} if vocabulary is None else {_TARGET: vocabulary})
@@ -98,32 +99,42 @@ def _read(
         starts = np.array([reader.starts[first] for first in firsts.values()])
         places = np.searchsorted(starts, np.arange(reader.num), side="right") - 1
         split = np.array([SPLITS.index(name) for name in firsts], np.int8)[places]
-    elif table.split is not None:
+    elif splits:
         split = np.concatenate(splits)
+    elif task.split is not None and when is not None:
+        split = codes_since(when, since(when[has_target], task.split.val, task.split.test))
     else:
         split = np.full(reader.num, -1, np.int8)
-        if task.split is not None and when is not None:
-            split = codes_since(when, since(when[has_target], task.split.val, task.split.test))
+    if config.trains:
+        _check_splits(reader, split, when, has_target, table.time, wanted[0])
     digest, explicit = "".join(map(sha256, files)), times_of.in_microseconds
     words = arrays.names.get(_TARGET, list(vocabulary or ()))
-    found = TrainingRows(nodes, when, split, target, words, explicit, digest)
-    if not config.trains:
-        return found
+    return TrainingRows(nodes, when, split, target, words, explicit, digest)
+
+
+def _check_splits(
+    reader: TableReader,
+    split: Array,
+    when: Array | None,
+    has_target: Array,
+    time: str | None,
+    target: str,
+) -> None:
+    """Raise DataError unless there are training rows, all have a target, and none is later than a
+    row of validation or test. ``time``, ``target``: their columns."""
     if not (split == 0).any():
-        remedy = "assign rows to train"
-        raise DataError("there are no training rows", where=str(files[0]), remedy=remedy)
+        remedy, where = "assign rows to train", str(reader.files[0])
+        raise DataError("there are no training rows", where=where, remedy=remedy)
     if (bad := (split == 0) & ~has_target).any():
         remedy = "add a target, or remove the row from train"
-        raise reader.error(first(bad), asked[0], "a training row has no target", remedy)
+        raise reader.error(first(bad), target, "a training row has no target", remedy)
     if when is not None:
-        assert table.time is not None
         latest = when[split == 0].max()
         if (bad := (split > 0) & (when < latest)).any():
             row = first(bad)
             message = f"the row is in {SPLITS[split[row]]}, and earlier than a training row"
             remedy = "split the rows by time; otherwise the model is tested on times it trained on"
-            raise reader.error(row, table.time, message, remedy)
-    return found
+            raise reader.error(row, str(time), message, remedy)
 
 
 def _files(table: TrainingTable) -> tuple[list[AnyPath], dict[str, int]]:
