@@ -119,11 +119,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no such column": ({"person__keys": {"chief": "person"}}, ["no column 'chief'"]),
     "the same edges": (
         {"person__keys": {"boss": "person", "rev_boss": "person"}},
-        ["nodes.person.keys.rev_boss", "person:rev_boss:person is there already"],
+        ["nodes.person.keys.rev_boss", "already defines the edge type person:rev_boss:person"],
     ),
     "alike in letters": (
         {"person__keys": {"a b": "person", "a_b": "person"}},
-        ["nodes.person.keys.a_b", "person:a_b:person is there already"],
+        ["nodes.person.keys.a_b", "already defines the edge type person:a_b:person"],
     ),
     "no edges": ({"person__keys": {}, "membership__keys": {}}, ["there are no edges", "or keys"]),
     "no values to add": (

@@ -269,7 +269,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
                 },
             }
         ),
-        ["item:b:user is there already, by edges.user:a:item"],
+        ["edges.user:a:item already defines the edge type item:b:user"],
     ),
     "add without times": (
         shop(spec=timed_users("edges user:bought:item missing", "add")),

@@ -200,9 +200,9 @@ def test_invalid_queries_are_refused(sql: str, tmp_path: Path) -> None:
 
 def test_files_or_sql(tmp_path: Path) -> None:
     for item, fragments in {
-        "both": ({**ITEM, "sql": "select 1"}, ["nodes.item", "both say where the rows are"]),
-        "neither": ({"id": "sku"}, ["nodes.item", "neither says where the rows are"]),
-        "delimiter": ({"id": "x", "sql": "select 1", "delimiter": ";"}, ["sql is no file"]),
+        "both": ({**ITEM, "sql": "select 1"}, ["nodes.item", "files and sql are both set"]),
+        "neither": ({"id": "sku"}, ["nodes.item", "neither files nor sql is set"]),
+        "delimiter": ({"id": "x", "sql": "select 1", "delimiter": ";"}, ["sql is set"]),
     }.values():
         graph = write_payments(tmp_path, nodes__item=item)
         assert_refused(lambda graph=graph: load_graph(graph), fragments)

@@ -241,9 +241,9 @@ class Label(Section):
     """Target of each row."""
 
     column: _Names
-    """As label says."""
+    """See label."""
     kind: LabelKind = "class"
-    """As label_kind says."""
+    """See label_kind."""
 
 
 class Table(Section):
@@ -305,10 +305,10 @@ class Table(Section):
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if bool(self.files) == (self.sql is not None):
-            both = "both say" if self.files else "neither says"
-            yield Problem(at, f"files and sql: {both} where the rows are", "set one of them")
+            message = "files and sql are both set" if self.files else "neither files nor sql is set"
+            yield Problem(at, message, "set one of them")
         if self.sql is not None:
-            yield from self.unused(at, "delimiter", why="sql is no file")
+            yield from self.unused(at, "delimiter", why="sql is set")
         if self.url is not None and not DATABASE.fullmatch(self.url):
             yield Problem((*at, "url"), *NO_DATABASE)
         yield from _several(at, self, ("split", "splits"), "the split of the rows")
@@ -340,7 +340,7 @@ class Key(Section):
     table: Name
     """Node type that the ids refer to; empty values make no edge."""
     missing: Missing = "refuse"
-    """As missing of edges."""
+    """See missing of edges."""
 
 
 class NodeTable(Table):
@@ -404,7 +404,7 @@ class Description(Section):
 
     @property
     def edge_tables(self) -> dict[KeyPath, tuple[EdgeType, EdgeTable]]:
-        """Key path → type and table of edges, with those of foreign keys."""
+        """Key path → type and table of edges, foreign keys included."""
         found: dict[KeyPath, tuple[EdgeType, EdgeTable]] = {
             ("edges", key): (self.edge_type(key), table) for key, table in self.edges.items()
         }
@@ -503,7 +503,7 @@ def _edge_problems(described: Description) -> Iterator[Problem]:
         reverses = [(etype[2], edges.reverse, etype[0])] if edges.reverse else []
         for made in (etype, *reverses):
             if made in key_of:
-                message = f"the edge type {etype_str(made)} is there already, by {key_of[made]}"
+                message = f"{key_of[made]} already defines the edge type {etype_str(made)}"
                 yield Problem(key, message, "give one of them another relation")
             key_of[made] = dotted(key)
 
