@@ -14,28 +14,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raygnn.config.problems import show
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS
 from raygnn.graph.tables.description import Category, TimeColumn
 from raygnn.graph.tables.reader import Chunk, TableReader
 
+log = logging.getLogger("raygnn")
+
 INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # fits int64, and has one spelling for each number
 _LARGEST = np.finfo(np.float32).max
 _WIDEST = 1 << 20  # numbers in a row's list, at most
 _MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # by unit
 _LATEST = 2.0**62  # microseconds
+MAX_CLASSES = 1 << 16
+MAX_CATEGORIES = 1 << 20
+_SHOWN = 5  # categories listed in an error
 
 Kind: TypeAlias = tuple[str, tuple[int, ...]]  # dtype and row shape
 
 
 def shown(value: Any) -> str:
-    """Return a value as errors show it, at most 60 characters."""
+    """Return a value, also of Arrow, as errors show it: see `show`."""
     try:
-        text = repr(value.as_py() if isinstance(value, pa.Scalar) else value)
+        return show(value.as_py() if isinstance(value, pa.Scalar) else value)
     except (OverflowError, ValueError):  # a time beyond the years of Python's datetime
-        text = f"{value.value} as {value.type}"
-    return text if len(text) <= 60 else text[:60] + "…"
+        return f"{value.value} as {value.type}"
 
 
 def first(bad: Any) -> int:
@@ -109,7 +114,7 @@ def matrix(
         raise chunk.error(0, column, f"the column is {kind}", remedy)
     if fill is None and array.null_count:
         raise no_number(chunk, first(pc.is_null(array)) // width, column)
-    missing = False if fill is None else is_missing(array)
+    missing = np.zeros(len(array), bool) if fill is None else is_missing(array)
     if pa.types.is_boolean(kind):
         array = pc.cast(array, pa.uint8())
     if pa.types.is_integer(array.type):
@@ -120,13 +125,13 @@ def matrix(
         except pa.ArrowException:
             array = cast(chunk, column, _without_truths(array), pa.float64(), remedy, width)
     values = to_numpy(array)  # NaN where it is null
-    if (bad := ~(np.abs(values) <= _LARGEST) & ~np.array(missing)).any():
+    if (bad := ~(np.abs(values) <= _LARGEST) & ~missing).any():
         message = f"the number is {values[first(bad)]}"
         remedy = "numbers must be finite, and fit float32"
         raise chunk.error(first(bad) // width, column, message, remedy)
-    if values.dtype != np.float16 or dtype or np.any(missing):
+    if values.dtype != np.float16 or dtype or missing.any():
         values = values.astype(dtype or np.float32, copy=False)
-    if np.any(missing):
+    if missing.any():
         values = np.where(missing, values.dtype.type(fill), values)
     return values.reshape(-1, width)
 
@@ -273,13 +278,6 @@ def _time_type(array: pa.Array) -> pa.DataType:
     return pa.timestamp("us", "UTC" if zoned else None)
 
 
-log = logging.getLogger("raygnn")
-
-MAX_CLASSES = 1 << 16
-MAX_CATEGORIES = 1 << 20
-_SHOWN = 5  # categories listed in an error
-
-
 class Codes:
     """Column of classes or categories: text or integers, coded in sorted order.
 
@@ -360,8 +358,8 @@ class Codes:
         return ~is_missing(chunk.columns[self.columns[0]])
 
     def _encoded(self, chunk: Chunk) -> tuple[list[Any], Array]:
-        remedy = f"{self._kind} are text or integers"
-        return encoded(chunk, self.columns[0], remedy, chunk.columns[self.columns[0]])
+        column, remedy = self.columns[0], f"{self._kind} are text or integers"
+        return encoded(chunk, column, remedy, chunk.columns[column])
 
     def _share(self, words: Iterable[str | None]) -> str:
         counts = [count for count, _ in self._found.values()]

@@ -152,9 +152,9 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None,
         for of in columns:
             firsts += found[split_codes(chunk, of, table.split_words) > 0].tolist()
             firsts = [min(firsts)] if firsts else []
-    everyones = sample(np.sort(np.concatenate(samples)))
-    found_in = TimeRange(f"column {column!r} of {files[0]}", everyones, times.in_microseconds)
-    return min(firsts, default=None), found_in
+    of_all = sample(np.sort(np.concatenate(samples)))
+    range_ = TimeRange(f"column {column!r} of {files[0]}", of_all, times.in_microseconds)
+    return min(firsts, default=None), range_
 
 
 def fit_to(graph: TablesGraph, described: Description) -> FitTo:

@@ -61,7 +61,7 @@ class _Proposed:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def called(self) -> str:
+    def stem(self) -> str:
         return _stem(self.name)
 
 
@@ -70,18 +70,17 @@ def propose(source: str, base: Path) -> str:
     (``env:NAME`` or ``sqlite:///FILE``). ``base``: directory that paths are relative to. Raises
     DataError if there are no tables, or one cannot be read."""
     tables: list[_Proposed] = []
+    remedy = "name a directory with tables, or a database: env:DATABASE_URL"
     with TemporaryDirectory(prefix="raygnn-") as place, connect(Path(place)) as connection:
         if source.startswith("env:") or "://" in source:
             given = export(source, base, Path(place))
         else:
             if not Path(source).is_dir():
-                remedy = "name a directory with tables, or a database: env:DATABASE_URL"
                 raise DataError("there is no such directory", where=source, remedy=remedy)
             files = [one for one in sorted(Path(source).absolute().glob("*")) if is_table(one)]
             given = {file: {"files": os.path.relpath(file, base)} for file in files}
         if not given:
             message = "there are no CSV or Parquet files, or no tables with rows"
-            remedy = "name a directory with tables, or a database: env:DATABASE_URL"
             raise DataError(message, where=source, remedy=remedy)
         for file, keys in given.items():
             check_file(file)
@@ -89,8 +88,8 @@ def propose(source: str, base: Path) -> str:
                 tables.append(_counted(connection, file, keys, [one.name for one in tables]))
             except duckdb.Error as error:
                 message = " ".join(str(error).split())[:300]
-                remedy = "correct the file, or move it elsewhere"
-                raise DataError(message, where=str(file), remedy=remedy) from None
+                instead = "correct the file, or move it elsewhere"
+                raise DataError(message, where=str(file), remedy=instead) from None
         for table in tables:
             _find_id(table, tables)
         for table in tables:
@@ -126,8 +125,8 @@ def _find_id(table: _Proposed, tables: Sequence[_Proposed]) -> None:
         for column in table.columns.values()
         if column.values == column.distinct == table.rows and column.sort in ("integer", "text")
     ]
-    others = {other.called for other in tables if other is not table}
-    own = [name for name in unique if re.search(_ID, name) and _stem(name) in ("", table.called)]
+    others = {other.stem for other in tables if other is not table}
+    own = [name for name in unique if re.search(_ID, name) and _stem(name) in ("", table.stem)]
     free = [name for name in unique if _stem(name) not in others]
     likely = [name for name in free if re.search(_ID, name)]
     likely += [name for name in free if name == next(iter(table.columns))]
@@ -147,9 +146,9 @@ def _find_key(
         if of is None or of is column or of.sort != column.sort or not column.values:
             continue
         called = other is not table and (
-            stem in (other.called, f"{other.called}id")
+            stem in (other.stem, f"{other.stem}id")
             or name == other.id != "id"
-            or (name != table.id and len(other.called) > 2 and stem.endswith(other.called))
+            or (name != table.id and len(other.stem) > 2 and stem.endswith(other.stem))
         )
         if called or (re.search(_ID, name) and name != table.id):
             (alone,) = connection.execute(

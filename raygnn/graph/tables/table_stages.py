@@ -46,18 +46,21 @@ from raygnn.storage.remote import AnyPath
 VERSION = 4
 
 _TOGETHER = 1 << 26  # bytes of edge files in a task, at least
-_ID = 32  # and at least so many per node, since each task builds a hash table of all ids
+_ID = 32  # bytes of edge files per node, at least: each task builds a hash table of all ids
 
 
 def files(graph: TablesGraph) -> list[AnyPath]:
     """Return the description, its tables in order, and the vocabulary if there is one."""
     file, described = Path(graph.path), description_of(graph)
-    paths: list[AnyPath] = [file]
-    for table in described.tables.values():
-        paths += resolve(file.parent, table.files)
+    paths: list[AnyPath] = [file, *_paths(file, described)]
     queries = queries_of(file, described).values()
     paths += dict.fromkeys(path for query in queries for path in query.files)
     return paths if graph.vocabulary is None else [*paths, graph.vocabulary]
+
+
+def _paths(file: Path, described: Description) -> Iterator[AnyPath]:
+    for table in described.tables.values():
+        yield from resolve(file.parent, table.files)
 
 
 def reading_bytes(graph: TablesGraph) -> int:
@@ -83,12 +86,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """Read a graph of tables onto the disk; see `read`."""
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
-
-    def files() -> Iterator[AnyPath]:
-        tables = described.tables.values()
-        return itertools.chain(*(resolve(file.parent, table.files) for table in tables))
-
-    with named(results), unchanged(files):
+    with named(results), unchanged(lambda: _paths(file, described)):
         return _read(graph, described, work)
 
 
@@ -307,7 +305,7 @@ def _edges(
 
 
 def _groups(files: Sequence[AnyPath], least: int) -> Iterator[list[AnyPath]]:
-    """Yield consecutive files of at least so many bytes together; the last group may have fewer."""
+    """Yield groups of consecutive files with at least ``least`` bytes; the last may have fewer."""
     group: list[AnyPath] = []
     for file in files:
         group.append(file)
