@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn import compat
-from raygnn.compat import fallbacks
+from raygnn.compat import fallbacks, torch_names
 from tests.support.commands import Command
+from tests.support.postgres import free_port
 from tests.support.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 
 
@@ -53,6 +55,17 @@ def norm_by(*names: str) -> Callable[[float], float]:
 )
 def test_a_name_that_is_missing_or_takes_other_arguments_is_not_used(name: str, used: bool) -> None:
     assert norm_by(name)(2.0) == (2.0 if used else -2.0)
+
+
+def test_a_store_listens_on_its_own_address_alone() -> None:
+    """With every torch that is supported, also those whose default store accepts no socket."""
+    port = free_port()
+    store = torch_names._store("127.0.0.2", port, is_master=True, wait_for_workers=False)
+    other = torch.distributed.TCPStore("127.0.0.2", port, is_master=False, wait_for_workers=False)
+    other.set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 10)
 
 
 def test_public_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +134,7 @@ _ACTORS = """
 import ray
 
 from raygnn import compat
-from raygnn.compat import fallbacks
+from raygnn.compat import fallbacks, torch_names
 
 ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 
