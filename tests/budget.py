@@ -46,7 +46,7 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 248,
-    "compat": 778,
+    "compat": 783,
     "util": 694,
     "config": 4_204,
     "graph": 13_134,
@@ -64,8 +64,8 @@ LINES_TODAY = {
     "runs": 4_296,
     "jobs": 1_175,
     "cli": 802,
-    "package": 59_529,
-    "tests": 60_760,
+    "package": 59_534,
+    "tests": 60_773,
 }
 MODULES, MODULES_TODAY = 189, 231
 FOLDER_MODULES = 14
