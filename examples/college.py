@@ -5,8 +5,8 @@ by users, of JODIE (Kumar, Zhang & Leskovec 2019), where sources and targets are
     python examples/college.py CollegeMsg.txt DIRECTORY
     raygnn train jobs/college-links.yaml --set graph.path=DIRECTORY/tables.yaml
 
-Nothing is known of the nodes, so each has the number 1: what tells who writes to whom next, or who
-edits what, is who did when.
+The nodes have no features, so each has the number 1: the model predicts from earlier edges and
+their times.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tables of a company: 100,000 customers, what they bought and whom they know, to train on; and
-those of a later month, to predict for.
+"""Tables of a company to train on: 100,000 customers, their purchases and their contacts; and the
+tables of a later month to predict for.
 
     python customers.py DIRECTORY [CUSTOMERS]
 
@@ -9,8 +9,8 @@ writes ``training/`` and ``october/``, each with its tables and ``tables.yaml``,
     raygnn train job.yaml
     raygnn predict interests --new-data --set graph.path=october/tables.yaml --out october.parquet
 
-Regions of customers may be missing or rare; in October there are fewer of them, and new ones. What
-a customer is interested in shows in what he or she bought, and a little in the region.
+Regions of customers may be missing or rare; October has fewer regions, and new ones. A customer's
+interest can be predicted from purchases, and a little from the region.
 """
 
 from __future__ import annotations

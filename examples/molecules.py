@@ -1,10 +1,10 @@
-"""Molecules as graphs: SMILES in a CSV file, by way of rdkit, for tasks on whole graphs.
+"""Molecules as graphs, from SMILES in a CSV file by rdkit, for graph-level tasks.
 
-Atoms have two categories and bonds have two, those of Hu et al., "Strategies for pre-training
-graph neural networks" (ICLR 2020); the split is theirs as well. ``pip install rdkit``, and then
+Atoms and bonds have two categories each, as in Hu et al., "Strategies for pre-training
+graph neural networks" (ICLR 2020); so is the split. ``pip install rdkit``, and then
 
     python -m raygnn train jobs/bbbp-gine.yaml      # one label of each molecule
-    python -m raygnn train jobs/tox21-gine.yaml     # twelve, of which many are not known
+    python -m raygnn train jobs/tox21-gine.yaml     # twelve labels, many of them unknown
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A loss of your own: for labels of which some are wrong.
+"""A loss of your own, for noisy labels.
 
 Generalised cross entropy (Zhang & Sabuncu 2018, "Generalized cross entropy loss for training deep
 neural networks with noisy labels"): between cross entropy (q → 0), which never gives up on a label

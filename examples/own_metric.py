@@ -1,24 +1,24 @@
-"""A metric of your own: what acting on the predictions would bring.
+"""A metric of your own: the gain from acting on the predictions.
 
-Whoever is taken for class 1 is looked at, which costs something, and is worth it where it is right.
+Each node that is predicted as class 1 is inspected. An inspection has a cost, and a gain if the
+prediction is correct.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-COST, GAIN = 1.0, 8.0  # of a look, and of one that finds something
+COST, GAIN = 1.0, 8.0  # of an inspection, and of a correct prediction
 
 
 def net_gain(outputs: Tensor, targets: Tensor) -> float:
-    """The gain of each look at the best threshold, for each seed; the highest is the best.
+    """Return the mean gain per seed at the best threshold; higher is better.
 
-    It is given all seeds of the split, of all workers, and called on one of them. The order of the
-    rows says nothing.
+    One worker calls it, with all seeds of the split of all workers, in any order.
 
     Args:
-        outputs: of the model, float32 ``[n, classes]``.
-        targets: as those of a loss: see own_loss.py.
+        outputs: outputs of the model, float32 ``[n, classes]``.
+        targets: as for a loss, see own_loss.py.
     """
     scores = outputs[:, 1] - outputs[:, 0]  # in the order of the probability, which can round to 1
     gains = GAIN * (targets == 1)[scores.argsort(descending=True)] - COST

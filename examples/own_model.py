@@ -1,4 +1,4 @@
-"""A model of your own, built from dgl.nn: GraphSAGE that classifies what every layer found.
+"""A model of your own, built from dgl.nn: GraphSAGE that classifies by the outputs of all layers.
 
 Jumping knowledge (Xu et al. 2018, "Representation learning on graphs with jumping knowledge
 networks"): the last layer sees the outputs of all layers side by side.

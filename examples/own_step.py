@@ -1,4 +1,4 @@
-"""A step and a callback of your own: two passes that shall agree, and bounded weights."""
+"""A step and a callback of your own: agreement of two forward passes, and bounded weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Agreeing(raygnn.Task):
         self.weight = weight
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The mean over the seeds of all workers of a loss for each seed."""
+        """Return the mean of the seeds' losses, over the seeds of all workers."""
         one, other = (self.outputs(batch).float().log_softmax(1) for _ in range(2))
         apart = F.kl_div(one, other, log_target=True, reduction="none").sum(1)
         apart = apart + F.kl_div(other, one, log_target=True, reduction="none").sum(1)
@@ -35,17 +35,17 @@ class Agreeing(raygnn.Task):
 
 
 class MaxNorm(pl.Callback):
-    """Keeps the rows of all matrices within a ball (Srivastava et al. 2014, "Dropout", 5.1).
+    """Limit the norm of each row of all matrices (Srivastava et al. 2014, "Dropout", 5.1).
 
-    Every worker does the same to the same weights, so they stay alike.
+    Every worker changes equal weights equally, so they stay equal.
 
     Args:
-        radius: of the ball; from ``train.callbacks`` in the configuration.
+        radius: largest norm; from ``train.callbacks`` in the configuration.
     """
 
     def __init__(self, radius: float = 3.0):
         self.radius = radius
-        self.steps = 0  # in checkpoints, so a run that goes on counts on
+        self.steps = 0  # in checkpoints, so that a resumed run continues to count
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:

@@ -1,11 +1,12 @@
-"""Tables of purchases and their stars, made up so that the best possible error is known.
+"""Generated tables of purchases and their stars, for which the lowest possible error is known.
 
     python examples/purchases.py shop [CUSTOMERS]
 
-writes ``shop/``: customers.csv, products.csv, purchases.csv and tables.yaml. What suits a customer
-is the inner product of two lists of four numbers, ``taste`` and ``trait``, which the tables have.
-How strict a customer and how good a product is, they do not have. Stars are the sum of the three
-and of a random number with a standard deviation of 0.5: no prediction has a lower expected RMSE.
+writes ``shop/``: customers.csv, products.csv, purchases.csv and tables.yaml. Whether a product
+suits a customer is the inner product of two lists of four numbers, ``taste`` and ``trait``, which
+are in the tables. The strictness of a customer and the quality of a product are not. Stars are the
+sum of these three and of a random number with a standard deviation of 0.5: no prediction has a
+lower expected RMSE.
 """
 
 from __future__ import annotations
