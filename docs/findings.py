@@ -1,7 +1,7 @@
-"""Writes the end of ``docs/failures.md``: what each check of preflight sees, why, and what to do.
+"""Write the end of ``docs/failures.md``: what each preflight check tests, why, and what to do.
 
-What it looks at is the check's own docstring; the rest is here. Run ``python docs/findings.py``
-when one of them has changed; a test compares them.
+The check's docstring describes the test; its reason and its remedy are here. Run
+``python docs/findings.py`` after a change of either; a test compares them with the page.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ ABOUT = {
         "Remove the variable: raygnn sets each node's interface where that is needed.",
     ),
     "debug_level_safe": About(
-        "`TORCH_DISTRIBUTED_DEBUG=DETAIL` wraps the process group, which tests of torch's own "
-        f"fail of ({_issue('pytorch/pytorch', 75011)}) and DistributedDataParallel of torch "
-        "2.13 dies of.",
+        "`TORCH_DISTRIBUTED_DEBUG=DETAIL` wraps the process group. Tests of torch itself fail with "
+        f"it ({_issue('pytorch/pytorch', 75011)}), and DistributedDataParallel of torch 2.13 "
+        "crashes.",
         "Unset it, and set `comm.debug: true`, which compares collectives without it.",
     ),
     "resources_fit": About(
@@ -194,11 +194,11 @@ ABOUT = {
     ),
 }
 
-_LOOKS = {"name_free": "No run of this name is there already; only `raygnn check` says so."}
+_LOOKS = {"name_free": "No run of this name exists yet; only `raygnn check` reports it."}
 
 
 def markdown() -> str:
-    """The text of the page, with a section for each check, in the order of the checks."""
+    """Return the text of the page, with a section for each check, in the order of the checks."""
     blocks = [FILE.read_text(encoding="utf-8").partition(MARK)[0] + MARK.rstrip()]
     for name, looks in {**described(), **_LOOKS}.items():
         about = ABOUT[name]

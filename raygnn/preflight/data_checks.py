@@ -256,7 +256,7 @@ def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
 
 
 def nodes_to_train_on(job: JobFacts) -> Iterator[Finding]:
-    """There are seeds for training, validation and test."""
+    """Training, validation and test have seeds."""
     if job.config.trains:
         yield from _for_each_task(job, _enough)
 
