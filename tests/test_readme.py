@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from raygnn.cli import parser
-from raygnn.config.graph import FORMATS, TablesGraph
+from raygnn.config.graph import GraphConfig, TablesGraph
 from raygnn.config.load import load_config
+from raygnn.config.values import classes_of
 from raygnn.graph.sources import load_graph
 from raygnn.graph.tables.description import read_description
 from tests.support.pages import CHECKOUT, PAGES, blocks, commands_of
@@ -124,7 +125,7 @@ def test_jobs_in_files_load(
 def test_formats_and_exit_codes_are_listed() -> None:
     data = (CHECKOUT / "docs" / "data.md").read_text()
     table = data.partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(FORMATS)
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(classes_of(GraphConfig))
     assert re.findall(r"^\| (\d+) \|", README, re.MULTILINE) == ["0", "2", "3", "4", "130"]
 
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from raygnn.cli.options import command, overrides, print_json, print_result, run_command, storage
+from raygnn.cli.options import (
+    Handler,
+    command,
+    overrides,
+    print_json,
+    print_result,
+    run_command,
+    storage,
+)
 
 
 def add(commands: Any) -> None:
@@ -28,11 +36,10 @@ def add(commands: Any) -> None:
     run_command(commands, "diagnose", _diagnose, "report what happened to a run, and what to do")
     report = run_command(commands, "report", _report, "write a run's report.html from its files")
     _option([report], "--out", "FILE", "the page (default: report.html in the run)")
-    _add_models(commands)
+    _add_models(partial(run_command, commands))
 
 
-def _add_models(commands: Any) -> None:
-    add = partial(run_command, commands)
+def _add_models(add: Callable[[str, Handler, str], argparse.ArgumentParser]) -> None:
     predict = add("predict", _write_rows, "write a run's predictions for nodes, edges or graphs")
     text = "write the best targets of each source, by a run of link prediction"
     recommend = add("recommend", _write_rows, text)
@@ -44,32 +51,8 @@ def _add_models(commands: Any) -> None:
     serve = add("serve", _serve, text)
     text = "write a run's model as programs of torch's, to serve it without raygnn"
     export = add("export", _export, text)
-
-    _flag([predict], "--scores", "also write the probability of each class")
-    text = "calibrated probabilities, as fitted to the validation split"
-    _flag([predict], "--calibrated", text)
-    text = "predict only for the nodes or graphs in a file: an id in each line, or Parquet"
-    _option([predict], "--ids", "LIST", text)
-    text = (
-        "only edges at this time or later, as in --at; default with --new-data, without --split "
-        "and --at: edges later than all of the training"
-    )
-    _option([predict], "--since", "TIME", text)
-    text = "train, val, test or all (default: all, but see --since)"
-    _option([predict], "--split", "SPLIT", text)
-
-    _option([recommend], "--k", None, "length of the lists (default: 10)", type=int, default=10)
-    text = "only for these sources: an id in each line, or Parquet"
-    _option([recommend], "--ids", "LIST", text)
-    text = (
-        "choose from these targets, as --ids; or array:NAME, targets for which this array of their "
-        "node type is not 0"
-    )
-    _option([recommend], "--candidates", "LIST", text)
-    text = "targets that the source has an edge to (default: exclude)"
-    choices = ("exclude", "keep")
-    _option([recommend], "--known", None, text, choices=choices, default="exclude")
-    _option([recommend], "--relation", "NAME", "of the edges, if there are several")
+    _predict_options(predict)
+    _recommend_options(recommend)
 
     _option([embed], "--ntype", "TYPE", "node type (default: the node type of the task)")
     text = "train, val, test or all (default: all)"
@@ -82,10 +65,12 @@ def _add_models(commands: Any) -> None:
     text = "contributions of each kind per node (default: 20)"
     _option([explain], "--k", None, text, type=int, default=20)
 
-    _option([serve], "--address", "HOST:PORT", "of a Ray cluster's head node")
-    _option([serve], "--host", None, "to listen on (default: 127.0.0.1)", default="127.0.0.1")
-    _option([serve], "--port", None, "to listen on (default: 8000)", type=int, default=8000)
-    text = "of the model (default: 1)"
+    _option([serve], "--address", "HOST:PORT", "address of a Ray cluster's head node")
+    _option(
+        [serve], "--host", None, "address to listen on (default: 127.0.0.1)", default="127.0.0.1"
+    )
+    _option([serve], "--port", None, "port to listen on (default: 8000)", type=int, default=8000)
+    text = "copies of the model (default: 1)"
     _option([serve], "--replicas", "N|auto", text, type=_replicas, default=1)
     text = "file with the text that each request must carry as Bearer token"
     _option([serve], "--token-file", "FILE", text)
@@ -110,10 +95,40 @@ def _add_models(commands: Any) -> None:
         "times (default: for each node or edge its own time, sampling.time)"
     )
     _option(asked, "--at", "TIME", text)
-    text = "import the classes that the run names, though another user or machine trained it"
+    text = "import the classes that the run names, even if another user or machine trained it"
     _flag(asked, "--trust", text)
     for parser in asked:
         overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
+
+
+def _predict_options(predict: argparse.ArgumentParser) -> None:
+    _flag([predict], "--scores", "also write the probability of each class")
+    text = "calibrated probabilities, as fitted to the validation split"
+    _flag([predict], "--calibrated", text)
+    text = "predict only for the nodes or graphs in a file: an id in each line, or Parquet"
+    _option([predict], "--ids", "LIST", text)
+    text = (
+        "only edges at this time or later, as in --at; default with --new-data, without --split "
+        "and --at: edges later than all training edges"
+    )
+    _option([predict], "--since", "TIME", text)
+    text = "train, val, test or all (default: all, but see --since)"
+    _option([predict], "--split", "SPLIT", text)
+
+
+def _recommend_options(recommend: argparse.ArgumentParser) -> None:
+    _option([recommend], "--k", None, "length of the lists (default: 10)", type=int, default=10)
+    text = "only for these sources: an id in each line, or Parquet"
+    _option([recommend], "--ids", "LIST", text)
+    text = (
+        "choose from these targets, as --ids; or array:NAME, targets for which this array of their "
+        "node type is not 0"
+    )
+    _option([recommend], "--candidates", "LIST", text)
+    text = "targets that the source has an edge to (default: exclude)"
+    choices = ("exclude", "keep")
+    _option([recommend], "--known", None, text, choices=choices, default="exclude")
+    _option([recommend], "--relation", "NAME", "relation of the edges, if there are several")
 
 
 def _option(

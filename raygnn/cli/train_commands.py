@@ -69,22 +69,20 @@ def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _check(args: argparse.Namespace) -> int:
+    config = None
     if args.config:
         sections = {"cluster": {"address": args.address}} if args.address else {}
         config = load(args, **sections)
-        from raygnn.driver import train as driver
+    elif others := [key for key in args.set if not key.startswith("cluster.")]:
+        what, where = "--set needs a CONFIG to change", f"--set {others[0].partition('=')[0]}"
+        remedy = "name the job's YAML file, or set only keys of cluster"
+        raise ConfigError(what, where=where, remedy=remedy)
+    from raygnn.driver import train as driver
 
-        report = driver.check(config, **_options(args))
-    else:
-        for key in (override.partition("=")[0] for override in args.set):
-            if not key.startswith("cluster."):
-                what, remedy = "--set needs a CONFIG to change", "name the job's YAML file"
-                raise ConfigError(
-                    what, where=f"--set {key}", remedy=f"{remedy}, or set keys of cluster alone"
-                )
-        from raygnn.driver import train as driver
-
+    if config is None:
         report = driver.inspect(args.address, args.set, **_options(args))
+    else:
+        report = driver.check(config, **_options(args))
     print_json(args, report.to_dict())
     return 0 if report.ok else PreflightError.exit_code
 

@@ -17,7 +17,6 @@ from raygnn.config.values import (
     Section,
     Text,
     UserClass,
-    classes_of,
 )
 from raygnn.config.yaml_text import KeyPath
 
@@ -196,7 +195,6 @@ class ManyGraphs(GraphSplit, _Graph):
 
 
 GraphConfig: TypeAlias = Annotated[
-    (DatasetGraph | DglGraph | TablesGraph | TriplesGraph | OgbGraph | PlantedGraph | ManyGraphs),
+    DatasetGraph | DglGraph | TablesGraph | TriplesGraph | OgbGraph | PlantedGraph | ManyGraphs,
     Field(discriminator="format"),
 ]
-FORMATS = classes_of(GraphConfig)

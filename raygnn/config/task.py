@@ -43,13 +43,8 @@ RecallAt: TypeAlias = Annotated[str, Field(pattern="^recall@[1-9][0-9]{0,8}$")]
 RankMetric: TypeAlias = Literal[
     "mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50", "hits@100", "average_precision"
 ]
-TOP_METRICS = (
-    "recall",
-    "ndcg",
-    "map",
-    "precision",
-    "hit_rate",
-)  # of the K best targets of each source
+# metrics of the K best targets of each source
+TOP_METRICS = ("recall", "ndcg", "map", "precision", "hit_rate")
 TopMetric: TypeAlias = Annotated[
     str, Field(pattern=f"^({'|'.join(TOP_METRICS)})@[1-9][0-9]{{0,8}}$")
 ]

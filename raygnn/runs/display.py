@@ -124,7 +124,7 @@ class Display:
                 progress.on_line = self._line
                 yield progress
         finally:
-            if line := progress.unsaid():
+            if line := progress.unprinted():
                 self._line(line)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

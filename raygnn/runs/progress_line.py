@@ -54,7 +54,7 @@ class TrainingProgress:
         self._values |= {k: v for k, v in values.items() if isinstance(v, (int, float))}
         due = self._now() - self._last_line_at >= _SECONDS_BETWEEN_LINES
         due |= evaluated and self._time - self._last_evaluation >= _SECONDS_BETWEEN_EVALUATIONS
-        if self.on_line and due and self.unsaid():
+        if self.on_line and due and self.unprinted():
             self._last_line, self._last_line_at = self.line(), self._now()
             if evaluated:
                 self._last_evaluation = self._time
@@ -83,8 +83,8 @@ class TrainingProgress:
             columns.append(f"{clock((self._total - self._step) * rate)} left")
         return _GAP.join(columns)
 
-    def unsaid(self) -> str:
-        """Return the last line; empty if ``on_line`` was called with it."""
+    def unprinted(self) -> str:
+        """Return the present line; empty if ``on_line`` was called with it."""
         line = self.line()
         return "" if line == self._last_line else line
 

@@ -60,7 +60,7 @@ SAVE = ".save"  # created by a user or a batch system to request a checkpoint
 EVENTS = "events.jsonl"  # of rank 0
 SCALING = "scaling.jsonl"  # of the scaling policy
 LOGGERS = "loggers.jsonl"  # of the logger threads
-TOLD = "told.jsonl"  # of the command, which repeats the other events
+TOLD = "told.jsonl"  # of the command, including the other events that it has printed
 _TOKEN = ".run-"
 _DRAFT = f".{CONFIG}.tmp-"  # as `raygnn.util.files.replacing` names it
 # files with the token of the newest command: in the store, and here until everything is uploaded

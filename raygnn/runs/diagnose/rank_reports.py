@@ -274,10 +274,5 @@ def _shown(rank: int, entry: CollectiveRecord | None) -> dict[str, Any]:
     if entry is None:
         return {"rank": rank, "op": None}
     at = str(Frame(**place)) if (place := entry.get("at")) else None
-    return {
-        **entry["inputs"],
-        "rank": rank,
-        "op": entry["op"],
-        "at": at,
-        "pending": entry["pending"],
-    }
+    call = {"rank": rank, "op": entry["op"], "at": at, "pending": entry["pending"]}
+    return {**entry["inputs"], **call}
