@@ -89,15 +89,15 @@ def _add_models(add: Callable[[str, Handler, str], argparse.ArgumentParser]) -> 
     _option([predict, recommend, explain], "--task", "NAME", "which task, of a run with several")
     text = "for a graph, or graphs, that the run was not trained on: --set graph.path=…"
     _flag([predict, recommend, embed, evaluate], "--new-data", text)
-    asked = [*rows, evaluate, serve]
+    queries = [*rows, evaluate, serve]
     text = (
         "from edges before this time, such as 2026-01-31, or a number in the units of the data's "
         "times (default: for each node or edge its own time, sampling.time)"
     )
-    _option(asked, "--at", "TIME", text)
+    _option(queries, "--at", "TIME", text)
     text = "import the classes that the run names, even if another user or machine trained it"
-    _flag(asked, "--trust", text)
-    for parser in asked:
+    _flag(queries, "--trust", text)
+    for parser in queries:
         overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 

@@ -127,7 +127,7 @@ class CommPlan:
             yield Variable(
                 "GLOO_SOCKET_IFNAME",
                 network.interface,
-                f"gloo takes the address that the host name resolves to, which is {resolved} here; "
+                f"gloo uses the address that the host name resolves to, which is {resolved} here; "
                 f"Ray's is {network.address}",
             )
         if self.backend != "nccl":

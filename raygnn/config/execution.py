@@ -344,7 +344,7 @@ class LoggingConfig(Section):
         for name, arguments in self.loggers.items():
             here = (*at, "loggers", name)
             if arguments and name not in _SET_BY_US:
-                yield Problem(here, f"{name} takes no arguments", "remove them")
+                yield Problem(here, f"{name} accepts no arguments", "remove them")
                 continue
             for key, value in arguments.items():
                 if key in _SET_BY_US[name]:

@@ -41,13 +41,13 @@ def contradictions(config: Config) -> list[Problem]:
 
 def _sampling(config: Config) -> Iterator[Problem]:
     sampling, model, at = config.sampling, config.model, ("sampling",)
-    drawn = "fanout", "replace", "edge_weight", "time"
+    sampled = "fanout", "replace", "edge_weight", "time"
     if config.task.of_graphs:
         why = f"task.kind {config.task.kind} reads whole graphs"
-        yield from sampling.unused(at, *drawn, "topology", "cache", why=why)
+        yield from sampling.unused(at, *sampled, "topology", "cache", why=why)
     elif not model.depth:
         why = "model.kind none has no layers and samples no neighbours"
-        yield from sampling.unused(at, *drawn, why=why, instead="choose another model.kind")
+        yield from sampling.unused(at, *sampled, why=why, instead="choose another model.kind")
     elif len(sampling.fanout) != model.depth:
         yield Problem(
             (*at, "fanout"),
@@ -343,7 +343,7 @@ def not_drawn_on_gpu(config: Config) -> str | None:
         "sampling.time is set": sampling.time is not None,
         "sampling.topology is partitioned": sampling.topology == "partitioned",
         "the model reads edges": bool(model.edge_feature_names or model.edge_category_widths),
-        "edges to predict are not drawn (task.exclude)": any(
+        "edges to predict are excluded (task.exclude)": any(
             getattr(one.task, "exclude", "none") != "none" for one in config.by_task.values()
         ),
         f"a fanout is above {MOST_DRAWN:,}": any(n > MOST_DRAWN for n in sampling.fanouts),

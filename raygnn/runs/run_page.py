@@ -138,8 +138,8 @@ def html(source: Source) -> str:
     )
 
 
-def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
-    """Return the page of a template with its variables ``facts``; ``drawn`` are all charts of the
+def render(template: str, plotted: Sequence[Chart], **facts: Any) -> str:
+    """Return the page of a template with its variables ``facts``; ``plotted`` are all charts of the
     page. All text is escaped."""
     import jinja2
     from markupsafe import Markup
@@ -158,8 +158,8 @@ def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
         version=__version__,
         style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),
-        plotly=Markup(_plotly() if drawn else ""),
-        data=Markup(as_json({chart.name: asdict(chart) for chart in drawn})),
+        plotly=Markup(_plotly() if plotted else ""),
+        data=Markup(as_json({chart.name: asdict(chart) for chart in plotted})),
     )
 
 

@@ -30,7 +30,7 @@ def test_defaults_and_overrides() -> None:
     [
         (["tensorbord"], "loggers", "expected 'tensorboard'"),
         (["wandb", "wandb"], "loggers", "each name once"),
-        ({"tensorboard": {"name": "a"}}, "loggers.tensorboard", "takes no arguments"),
+        ({"tensorboard": {"name": "a"}}, "loggers.tensorboard", "accepts no arguments"),
         ({"wandb": {"api_key": "a"}}, "loggers.wandb.api_key", "WANDB_API_KEY"),
         (
             {"wandb": {"settings": {"token": "a"}}},

@@ -191,7 +191,7 @@ class _Judge:
         whose = rank if place is not None and place.whose == "user" else self._called_by_user()
         what = (
             f"the communication library ended rank {rank} (SIGABRT) in {stack[0].function}, as "
-            "gloo does where ranks meet in different collectives"
+            "gloo does if ranks are in different collectives"
         )
         lines = [f"logs/rank-{rank}.crash: {frame}" for frame in (stack[0], place)]
         lines += [*self._of_worker(rank), *self._of_collectives()]
@@ -199,11 +199,10 @@ class _Judge:
 
     def _called_by_user(self) -> int | None:
         """Return the only rank whose pending collective was called by the user's code."""
-        calls = {rank: collectives(traces.box or {}) for rank, traces in self.traces.items()}
         pending = {
-            r
-            for r, all_of in calls.items()
-            for call in all_of
+            rank
+            for rank, traces in self.traces.items()
+            for call in collectives(traces.box or {})
             if call["pending"] and called_by_user(call)
         }
         return pending.pop() if len(pending) == 1 else None
@@ -272,7 +271,7 @@ class _Judge:
             host, _, why = lost.partition(": ") if lost else (rank.host or "", "", "")
             what = f"was lost with its node {host}".rstrip() + (f": {why}" if why else "")
         elif kind == "memory":
-            what, users = self._killed_for_memory(text)
+            what, users = _killed_for_memory(MemoryKill.from_text(text))
             evidence += users
         elif (kills := self._oom_kills(rank)) > 0:
             kind, what = "memory", "was killed by the kernel because memory ran out"
@@ -290,10 +289,10 @@ class _Judge:
         called the process; a rank is identified by its pid."""
         failures = [traces.failure for traces in self.traces.values() if traces.failure]
         texts = [self.evidence.ray_text, *(failure["trace"] for failure in failures)]
-        text = next((text for text in texts if MemoryKill.from_text(text)), "")
-        if (kill := MemoryKill.from_text(text)) is None:
+        kill = next(filter(None, map(MemoryKill.from_text, texts)), None)
+        if kill is None:
             return None
-        what, users = self._killed_for_memory(text)
+        what, users = _killed_for_memory(kill)
         rank = {t.state.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
         who = f"{kill.process or 'a process'} (pid {kill.pid})" if rank is None else f"rank {rank}"
         lines = [*self._of_error(), *users, *(self._of_memory(rank) or self._of_plan())]
@@ -388,12 +387,6 @@ class _Judge:
         counts = [box.get("oom_kills", 0) for box in boxes if box.get("host") == rank.host]
         return max([*counts, self.driver.get("oom_kills", 0)])
 
-    def _killed_for_memory(self, text: str) -> tuple[str, list[str]]:
-        if (kill := MemoryKill.from_text(text)) is None:
-            return "was killed because its node ran out of memory", []
-        used = [f"logs/driver.json: used most there: {', '.join(kill.users)}"] if kill.users else []
-        return f"was killed by Ray for memory: {kill.why}", used
-
     def _memory_remedy(self, rank: int | None, kind: str) -> str:
         """Return the remedy for the largest estimated use, if that is most of what the rank held;
         else ""."""
@@ -453,6 +446,14 @@ class _Judge:
     def _of_plan(self) -> list[str]:
         planned = [f"{item['use']} {size(item['bytes'])}" for item in self.evidence.memory]
         return [f"preflight.json: estimate for a node: {', '.join(planned)}"] if planned else []
+
+
+def _killed_for_memory(kill: MemoryKill | None) -> tuple[str, list[str]]:
+    """Return a description of the kill, and lines of evidence."""
+    if kill is None:
+        return "was killed because its node ran out of memory", []
+    used = [f"logs/driver.json: used most there: {', '.join(kill.users)}"] if kill.users else []
+    return f"was killed by Ray for memory: {kill.why}", used
 
 
 def _what(traces: Traces) -> str:
