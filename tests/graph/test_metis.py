@@ -55,27 +55,6 @@ def test_every_edge_counts_once_in_each_direction(data: GraphData) -> None:
     check(data)
 
 
-@given(st.integers(1, 30), st.integers(0, 80), st.integers(0, 2**32 - 1))
-def test_a_graph_that_is_undirected_already(nodes: int, edges: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    graph = both_ways(plain(*rng.integers(0, nodes, (2, edges)), nodes))
-    rows, ids = graph.nonzero()
-    for data in (plain(ids, rows, nodes), plain(rows, ids, nodes)):  # by destination, by source
-        check(data)
-    shuffled = rng.permutation(len(rows))
-    check(plain(rows[shuffled], ids[shuffled], nodes))
-    if len(rows):
-        # anything amiss, and it is not taken as it is: an edge without its opposite, one twice,
-        # a loop, one that leads elsewhere
-        at = int(rng.integers(len(rows)))
-        check(plain(np.delete(ids, at), np.delete(rows, at), nodes))
-        check(plain(np.insert(ids, at, ids[at]), np.insert(rows, at, rows[at]), nodes))
-        check(plain(np.insert(ids, at, rows[at]), np.insert(rows, at, rows[at]), nodes))
-        other = ids.copy()
-        other[at] = rng.integers(nodes)
-        check(plain(other, rows, nodes))
-
-
 @given(st.lists(st.integers(0, 9), max_size=50), st.booleans())
 def test_groups_are_stable(keys: list[int], presorted: bool) -> None:
     values = np.array(sorted(keys) if presorted else keys, dtype=np.int64)
@@ -104,13 +83,6 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart(tmp_path: Path) -> None:
     assert np.bincount(found).max() < 1.1 * half
 
 
-def test_a_graph_that_only_looks_undirected_is_copied() -> None:
-    """Some edges occur twice in each direction, and ids of two types are equal."""
-    check(plain(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]), 2))
-    ends = EdgeFrame(np.array([1, 0]), np.array([0, 1]))
-    check(GraphData("g", {"a": NodeFrame(2), "b": NodeFrame(2)}, {("a", "r", "b"): ends}))
-
-
 def test_training_nodes_of_each_type_are_shared_out() -> None:
     rng = np.random.default_rng(0)
     masks = [rng.random(num) < 0.5 for num in (80, 120)]
@@ -120,6 +92,17 @@ def test_training_nodes_of_each_type_are_shared_out() -> None:
     expected = [~is_second, ~is_second & trains, is_second, is_second & trains]
     found = metis.constraints(GraphData("g", nodes, {}), 2)
     np.testing.assert_array_equal(found.T, expected)
+
+
+def test_graphs_without_edges(tmp_path: Path) -> None:
+    """A graph may have no edge types, or edge types without edges."""
+    nodes = {DEFAULT_NTYPE: NodeFrame(20)}
+    none = np.empty(0, np.int64)
+    for edges in ({}, {DEFAULT_ETYPE: EdgeFrame(none, none)}):
+        data = GraphData("g", nodes, edges)
+        assert [len(array) for array in undirected(data)] == [21, 0]
+        found = stream.assign(data, partial(in_one_space, data), 2, "metis", 0, tmp_path)
+        assert np.bincount(found[DEFAULT_NTYPE]).tolist() == [10, 10]
 
 
 @given(graphs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections import Counter
@@ -11,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from raygnn.graph.partition import edge_kernels, metis, stream
@@ -40,6 +41,12 @@ def chunks(src: np.ndarray, dst: np.ndarray, size: int, dtype: str = "int64") ->
             yield src[ends].astype(dtype), dst[ends].astype(dtype)
 
     return passes
+
+
+@contextlib.contextmanager
+def neighbour_lists(num: int, edges: Passes, scratch: Path) -> Iterator[NeighbourLists]:
+    yield NeighbourLists(num, edges, scratch, itertools.repeat(None))
+    (scratch / "neighbours").unlink()
 
 
 @st.composite
@@ -85,6 +92,7 @@ def test_limits_hold_and_chunks_make_no_difference(
     seed: int,
 ) -> None:
     num, src, dst = graph
+    assume(1 < parts < num)
     groups = np.random.default_rng(seed).integers(0, kinds, num).astype(np.uint8)
     found = []
     for size, dtype, chunk in ((1000, "int64", 1 << 20), (7, "int32", 11)):
@@ -94,10 +102,7 @@ def test_limits_hold_and_chunks_make_no_difference(
     part = found[0]
     assert part.dtype == np.uint8
     assert np.array_equal(*found)
-    if parts >= num:
-        assert len(np.unique(part)) == (num if parts > 1 else 1)
-    else:
-        check_balance(part, groups, dst, parts)
+    check_balance(part, groups, dst, parts)
 
 
 @given(edge_lists(), st.sampled_from([1, 3, 1 << 16]), st.sampled_from([1, 20, 1 << 20]))
@@ -113,7 +118,7 @@ def test_lists_have_the_neighbours(
             wanted[b].append(a)
     with (
         patch.multiple(stream, _NEIGHBOURS=most, _CHUNK=chunk, _RANGE=8),
-        NeighbourLists(num, chunks(src, dst, 50), scratch, itertools.repeat(None)) as lists,
+        neighbour_lists(num, chunks(src, dst, 50), scratch) as lists,
     ):
         assert lists.degrees.tolist() == [len(some) for some in wanted]
         assert lists.in_degrees.tolist() == np.bincount(dst, minlength=num).tolist()
@@ -134,7 +139,7 @@ def test_lists_have_the_neighbours(
 
 def test_lists_that_are_cut_short_are_not_used(scratch: Path) -> None:
     edges = chunks(np.arange(50), np.arange(50) + 1, 50)
-    with NeighbourLists(51, edges, scratch, itertools.repeat(None)) as lists:
+    with neighbour_lists(51, edges, scratch) as lists:
         os.truncate(scratch / "neighbours", 200)
         with pytest.raises(OSError, match="only 50 of 100 ids can be read back"):
             list(lists.blocks())
@@ -206,7 +211,7 @@ def test_metis_cuts_light_edges(scratch: Path) -> None:
     edges = chunks(src, dst, 100)
     with (
         patch.object(stream, "_COARSE_EDGES", len(src)),
-        NeighbourLists(400, edges, scratch, itertools.repeat(None)) as lists,
+        neighbour_lists(400, edges, scratch) as lists,
     ):
         coarse = stream._coarse_graph(lists, np.arange(400), 400)
     assert coarse[0, 1] == coarse[1, 0] == 9
@@ -220,7 +225,7 @@ def test_metis_cuts_light_edges(scratch: Path) -> None:
 def test_edges_of_clusters_count_once_whatever_the_degrees(scratch: Path) -> None:
     hub, leaves = np.zeros(9, np.int64), np.arange(1, 10)
     edges = chunks(hub, leaves, 4)
-    with NeighbourLists(10, edges, scratch, itertools.repeat(None)) as lists:
+    with neighbour_lists(10, edges, scratch) as lists:
         coarse = stream._coarse_graph(lists, np.arange(10), 10)
     assert coarse.toarray()[0].tolist() == [0, *[1] * 9]
     assert coarse.sum() == 18
@@ -244,40 +249,6 @@ def test_parts_are_evened_whose_nodes_are_nearly_alike() -> None:
     balance.enforce_limits(labels, in_degrees)
     assert np.bincount(labels).tolist() == [5] * 10
     assert np.bincount(labels, in_degrees).max() == 90
-
-
-@pytest.mark.parametrize("bad", [-1, 10])
-def test_ids_out_of_range_are_refused(scratch: Path, bad: int) -> None:
-    src, dst = np.array([0, 1, 2]), np.array([3, 4, 5])
-    for ends in ((np.array([0, bad]), dst[:2]), (src[:2], np.array([0, bad]))):
-        with pytest.raises(ValueError, match="from 0 to 9"):
-            assign_by_streaming(10, lambda ends=ends: [(src, dst), ends], 2, scratch)
-
-
-@given(edge_lists(), st.one_of(edge_lists(), st.integers(0, 5)), st.sampled_from([8, 1 << 20]))
-@example(graph=(3, np.array([0]), np.array([1])), other=1, size=8)
-def test_passes_that_differ_are_refused(
-    scratch: Path,
-    graph: tuple[int, np.ndarray, np.ndarray],
-    other: tuple[int, np.ndarray, np.ndarray] | int,
-    size: int,
-) -> None:
-    """With other degrees; as many edges of other nodes are seen in time, too."""
-    num, src, dst = graph
-    given = (src + other, dst + other) if isinstance(other, int) else other[1:]
-    ends = given[0] % num, given[1] % num
-    degrees = [
-        np.bincount(np.concatenate([a[a != b], b[a != b]]), minlength=num)
-        for a, b in ((src, dst), ends)
-    ]
-    calls = iter([[(src, dst)], [ends]])
-    lists = NeighbourLists(num, lambda: next(calls), scratch, itertools.repeat(None))
-    with patch.object(stream, "_RANGE", size):
-        if np.array_equal(*degrees):
-            with lists:
-                return
-        with pytest.raises(ValueError, match="yields other edges than the first"), lists:
-            pass
 
 
 def test_passes_are_announced(scratch: Path) -> None:

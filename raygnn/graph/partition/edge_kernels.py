@@ -67,28 +67,6 @@ def _scatter(keys, cursor, order):  # type: ignore[no-untyped-def]
         cursor[keys[i]] += 1
 
 
-@njit(**_COMPILE)
-def is_symmetric(indptr, ids):  # type: ignore[no-untyped-def]
-    """Return True if lists are sorted, and the graph symmetric without loops and multiple edges.
-
-    Each edge has its reverse if the sums of hashes of both directions agree; they agree otherwise
-    with probability 2⁻⁶⁴. Searching for reverses would take a random access per edge.
-    """
-    total = uint64(0)
-    for row in range(len(indptr) - 1):
-        last = np.int64(-1)
-        for k in range(indptr[row], indptr[row + 1]):
-            other = np.int64(ids[k])
-            if other == row or other <= last:
-                return False
-            last = other
-            if row < other:
-                total += _mix(_mix(uint64(row)) + uint64(other))
-            else:
-                total -= _mix(_mix(uint64(other)) + uint64(row))
-    return total == uint64(0)
-
-
 # --- for `raygnn.graph.partition.stream`
 
 
@@ -128,17 +106,13 @@ def pairs_by_range(src, dst, range_of, ranges):  # type: ignore[no-untyped-def]
 @njit(**_COMPILE)
 def put_neighbours(pairs, first, starts, degrees, lengths, seen, ids):  # type: ignore[no-untyped-def]
     """Put neighbours into the lists of the nodes from ``first`` on; ``seen`` counts those of each.
-    A list shorter than the degree gets neighbours from all of the stream. Return False if there
-    are more than ``degrees``."""
+    A list shorter than the degree gets neighbours from all of the stream."""
     for i in range(0, len(pairs), 2):
         node = pairs[i]
         row = node - first
-        if row < 0 or row >= len(seen) or seen[row] == degrees[node]:
-            return False
         at = np.uint64(seen[row]) * np.uint64(lengths[node]) // np.uint64(degrees[node])
         ids[starts[row] + np.int64(at)] = pairs[i + 1]
         seen[row] += 1
-    return True
 
 
 @njit(**_COMPILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Iterable
+from ctypes import c_void_p
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -36,13 +37,8 @@ _TRAINING_NODES_TO_BALANCE = 8
 def undirected(passes: Passes, num: int) -> tuple[IntArray, IntArray]:
     """Build the graph for METIS: every edge once in each direction, without loops. Returns row
     pointers ``[num + 1]`` and neighbours, sorted in each list. ``num``: nodes, below 2³¹."""
-    src, dst = (np.concatenate(ends) for ends in zip(*passes(), strict=True))
-    for rows, ids in ((dst, src), (src, dst)):
-        if edge_kernels.rising(rows):  # often the graph is stored so
-            indptr = edge_kernels.starts_of(rows, num)
-            if edge_kernels.is_symmetric(indptr, ids):
-                return indptr, ids
-            break
+    none = np.empty(0, np.int32)  # a graph may have no edge types, and thus no chunks
+    src, dst = (np.concatenate(ends) for ends in zip((none, none), *passes(), strict=True))
     others = src != dst
     src, dst = both_directions(src[others], dst[others], num)
     return edge_kernels.starts_of(dst, num), src
@@ -126,18 +122,15 @@ def metis(
     num_nodes, constraints = weights.shape
     number = np.ctypeslib.as_ctypes_type(index)
     assigned, cut = np.empty(num_nodes, index), number()
-    given = [
-        None if array is None else np.ascontiguousarray(array, index)
+    xadj, adjncy, vwgt, adjwgt = (  # pointers that keep their arrays
+        None if array is None else np.ascontiguousarray(array, index).ctypes.data_as(c_void_p)
         for array in (indptr, indices, weights, edge_weights)
-    ]
-    xadj, adjncy, vwgt, adjwgt = (
-        None if array is None else array.ctypes.data_as(ctypes.c_void_p) for array in given
     )
     sizes = [ctypes.byref(number(value)) for value in (num_nodes, constraints, parts)]
     # None: sizes of nodes, shares of the parts, tolerances, options
     status = function(
         *sizes[:2], xadj, adjncy, vwgt, None, adjwgt, sizes[2], None, None, None, ctypes.byref(cut),
-        assigned.ctypes.data_as(ctypes.c_void_p),
+        assigned.ctypes.data_as(c_void_p),
     )  # fmt: skip
     if status != _OK:
         raise RuntimeError(_FAILURES.get(status, f"status {status}"))

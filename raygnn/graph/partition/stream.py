@@ -46,10 +46,10 @@ _CLUSTERS_OF_A_PART, _CLUSTERS = 50, 1 << 12
 _METIS_NODES = 1 << 10
 # A node with more neighbours keeps so many, spread evenly over its list.
 _NEIGHBOURS = 1 << 16
+_PAIRS, _LISTS = "pairs", "neighbours"  # files
 _CHUNK = 1 << 20  # edges or neighbours in memory at once
 # Lists are sorted by ranges of nodes: at least so many neighbours each, at most so many ranges.
 _RANGE, _RANGES = 1 << 22, 128
-_OTHER_EDGES = "the second pass over the edges yields other edges than the first"
 
 
 def assign(
@@ -71,19 +71,16 @@ def assign(
     ``"pass 3 of at most 12"``. ``data``: its edges are not read; ``passes`` yields them, in order.
     """
     num, frames = data.num_nodes, list(data.nodes.values())
-    if parts == 1:
-        flat = np.zeros(num, np.int64)
-    elif method == "random":
+    if method == "random":
         flat = np.empty(num, np.int64)
         flat[np.random.default_rng(seed).permutation(num)] = np.arange(num) % parts
+    elif parts == 1 or parts >= num:  # METIS leaves some nodes without a valid part
+        flat = np.arange(num) % parts
     elif method == "stream":
-        masks = [(frame.num, frame.data.get("train_mask")) for frame in frames]
-        types = [(n, None if mask is None else np.asarray(mask, bool)) for n, mask in masks]
+        types = [(frame.num, frame.data.get("train_mask")) for frame in frames]
         groups = balance_groups(types, parts)
         found = assign_by_streaming(num, passes, parts, scratch, groups=groups, progress=progress)
         flat = found.astype(np.int64)
-    elif parts >= num:  # METIS leaves some nodes without a valid part
-        flat = np.arange(num)
     else:
         graph, loads = undirected(passes, num), in_degrees(passes, num)
         flat = divide(graph, parts, constraints(data, parts), loads, f"the graph {data.name}")
@@ -104,6 +101,7 @@ def assign_by_streaming(
 
     Args:
         num_nodes: of all types, one type after the other.
+        parts: from 2 to one less than there are nodes.
         passes: called twice; yields the edges, in the same order: chunks of any size of (source,
             destination) ids, integers ``0 … num_nodes-1``. Loops are ignored; duplicate edges and
             edges in both directions count several times.
@@ -118,20 +116,15 @@ def assign_by_streaming(
 
     Memory: about 45 bytes per node, and 80 MB.
 
-    Raises:
-        ValueError: ids are out of range, or the second pass yields other edges than the first.
-        DataError: METIS failed.
+    Raises DataError if METIS failed.
     """
     groups = np.zeros(num_nodes, np.uint8) if groups is None else groups
-    assert len(groups) == num_nodes, "a group for every node"
-    if parts == 1 or parts >= num_nodes:
-        ids = np.arange(num_nodes) if parts > 1 else np.zeros(num_nodes)
-        return ids.astype(np.min_scalar_type(parts - 1))
     most = max(_COARSE_NODES, 4 * _CLUSTERS_OF_A_PART * parts)
     reads = 3 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
     notify = progress or (lambda text: None)
     announced = (notify(f"pass {number} of at most {reads}") for number in itertools.count(1))
-    with NeighbourLists(num_nodes, passes, scratch, announced) as lists:
+    try:
+        lists = NeighbourLists(num_nodes, passes, scratch, announced)
         balance = Balance(groups, lists.in_degrees, parts)
         clusters, count = _clusters(lists, parts, most)
         coarse = _coarse_graph(lists, clusters, count)
@@ -140,6 +133,9 @@ def assign_by_streaming(
         balance.count(labels)
         balance.enforce_limits(labels, lists.degrees)
         _refine(lists, balance, labels)
+    finally:
+        for name in (_PAIRS, _LISTS):
+            (scratch / name).unlink(missing_ok=True)
     return labels.astype(np.min_scalar_type(parts - 1))
 
 
@@ -160,7 +156,7 @@ def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Arr
 
 
 class NeighbourLists:
-    """The lists of all nodes' neighbours, in a file, without loops.
+    """The lists of all nodes' neighbours, without loops, in the file ``neighbours`` in ``scratch``.
 
     Attributes:
         degrees, in_degrees: of the nodes, uint32; ``degrees`` are without loops.
@@ -169,30 +165,16 @@ class NeighbourLists:
 
     def __init__(self, num_nodes: int, passes: Passes, scratch: Path, announced: Iterator[object]):
         self._passes, self._announced = passes, announced
-        self._pairs, self._file = scratch / "pairs", scratch / "neighbours"
+        self._pairs, self._file = scratch / _PAIRS, scratch / _LISTS
         self.num_nodes, self.index = num_nodes, index_type(num_nodes)
         self.degrees, self.in_degrees = (np.zeros(num_nodes, np.uint32) for _ in range(2))
-
-    def __enter__(self) -> NeighbourLists:
-        try:
-            for src, dst in self._chunks():
-                edge_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
-            self._write()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pairs.unlink(missing_ok=True)
-        self._file.unlink(missing_ok=True)
+        for src, dst in self._chunks():
+            edge_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
+        self._write()
 
     def _chunks(self) -> Iterator[tuple[Array, Array]]:
         next(self._announced)
         for ends in self._passes():
-            for ids in ends:
-                if len(ids) and (ids.min() < 0 or ids.max() >= self.num_nodes):
-                    raise ValueError(f"ids of nodes are not all from 0 to {self.num_nodes - 1}")
             for begin in range(0, len(ends[0]), _CHUNK):
                 src, dst = (ids[begin : begin + _CHUNK].astype(self.index) for ids in ends)
                 yield src, dst
@@ -215,8 +197,6 @@ class NeighbourLists:
                     file.write(some.data)
                 ends += counts
         lengths = np.minimum(self.degrees, _NEIGHBOURS)
-        if not np.array_equal(ends, starts[1:]):
-            raise ValueError(_OTHER_EDGES)
         with self._pairs.open("rb") as source, self._file.open("wb") as file:
             for first, last, num in zip(nodes[:-1], nodes[1:], np.diff(starts), strict=True):
                 at = np.cumsum(lengths[first:last], dtype=np.int64) - lengths[first:last]
@@ -224,9 +204,7 @@ class NeighbourLists:
                 seen = np.zeros(last - first, np.uint32)
                 for begin in range(0, int(num), _CHUNK):
                     pairs = _read(source, self.index, 2 * min(_CHUNK, int(num) - begin))
-                    state = first, at, self.degrees, lengths, seen, ids
-                    if not edge_kernels.put_neighbours(pairs, *state):
-                        raise ValueError(_OTHER_EDGES)
+                    edge_kernels.put_neighbours(pairs, first, at, self.degrees, lengths, seen, ids)
                 file.write(ids.data)
         self._pairs.unlink()
         ends = np.cumsum(lengths, dtype=np.int64)
