@@ -16,19 +16,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from raygnn import __version__
 from raygnn.checkpoint.hashed_files import difference, save_tensors, sha256
 from raygnn.checkpoint.store import RowFiles, check_archive
 from raygnn.errors import DataError, InputError
+from raygnn.graph.partition.manifest import validated
 from raygnn.util.files import read_json, sync, write_json
 
 if TYPE_CHECKING:
     from torch import nn
 
 FILE, ABOUT, ROWS = "selected.pt", "selected.json", "selected-rows"
-
+_RESTORE = "restore the file that training wrote, or train again"
 
 Goal = Annotated[dict[Literal["ntype", "etype", "relation"], str | None], Field(min_length=3)]
 
@@ -125,18 +126,13 @@ def find(directory: Path) -> Weights:
         digest = sha256(file)
         if not about.exists():
             raise _damaged(about, f"this file is missing, which describes the weights in {FILE}")
-        found = Weights.model_validate({**read_json(about), "path": file})
+        found = validated(Weights, {**read_json(about), "path": file}, about, _RESTORE)
     except FileNotFoundError:
-        raise InputError(
-            "this run has no selected weights: they are written when training is over",
-            where=str(file),
-            remedy="wait for it, or resume the run with `raygnn train CONFIG --resume`",
-        ) from None
+        message = "this run has no selected weights: they are written when training is over"
+        remedy = "wait for it, or resume the run with `raygnn train CONFIG --resume`"
+        raise InputError(message, where=str(file), remedy=remedy) from None
     except OSError as error:
         raise _damaged(file, f"cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise _damaged(about, f"its value of {key} is missing or invalid") from None
     if digest != found.sha256:
         raise _damaged(file, "it has changed since it was written: its SHA-256 differs")
     for rows in () if found.rows is None else found.rows.files:
@@ -179,18 +175,14 @@ def load(weights: Weights, model: nn.Module) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
-        raise DataError(
-            "the weights do not belong to the model that the run describes: "
-            + " ".join(str(error).split()),
-            where=str(weights.path),
-            remedy="predict with the code and the data that it was trained with",
-        ) from error
+        why = " ".join(str(error).split())
+        message = f"the weights do not belong to the model that the run describes: {why}"
+        remedy = "predict with the code and the data that it was trained with"
+        raise DataError(message, where=str(weights.path), remedy=remedy) from error
 
 
 def _damaged(file: Path, what: str) -> DataError:
-    return DataError(
-        what, where=str(file), remedy="restore the file that training wrote, or train again"
-    )
+    return DataError(what, where=str(file), remedy=_RESTORE)
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from raygnn.config.graph import DatasetGraph, GraphSplit, ManyGraphs
 from raygnn.config.task import TaskConfig
@@ -30,8 +30,8 @@ from raygnn.graph.partition.manifest import (
     FileFacts,
     check_size,
     checksum,
-    first_problem,
     read_json,
+    validated,
 )
 from raygnn.graph.sources.input_files import check_file, sha256
 from raygnn.storage.remote import RemotePath
@@ -196,10 +196,7 @@ def read_collection(directory: Path) -> CollectionMeta:
     if content.get("version") != VERSION:
         message = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
         raise damaged(path, message)
-    try:
-        meta = CollectionMeta.model_validate({**content, "directory": directory})
-    except ValidationError as error:
-        raise damaged(path, f"it is damaged: {first_problem(error)}") from None
+    meta = validated(CollectionMeta, {**content, "directory": directory}, path, REMEDY)
     for name, file in meta.files.items():
         check_size(directory / name, file.bytes, REMEDY)
     return meta

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +25,7 @@ LAYOUT_VERSION = 2
 _LARGEST = 64 * 2**20  # bytes
 _AGAIN = "partition the graph again"
 
+M = TypeVar("M", bound=BaseModel)
 _Count = Annotated[int, Field(ge=0)]
 _Counts = dict[str, _Count]
 
@@ -153,10 +154,15 @@ def read_json(path: AnyPath, remedy: str = _AGAIN) -> dict[str, Any]:
     return values
 
 
-def first_problem(error: ValidationError) -> str:
-    """Return the first key of a file that is wrong, and why."""
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(str(part)[:100] for part in first['loc'])}: {first['msg']}"
+def validated(model: type[M], values: Any, path: AnyPath, remedy: str = _AGAIN) -> M:
+    """Validate the values of a JSON file. Raises DataError with the first key that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part)[:100] for part in first["loc"])
+        message = f"is damaged: {key}: {first['msg']}"
+        raise DataError(message, where=str(path), remedy=remedy) from None
 
 
 def check_size(path: AnyPath, expected: int, remedy: str) -> None:
@@ -164,9 +170,7 @@ def check_size(path: AnyPath, expected: int, remedy: str) -> None:
     try:
         size = path.stat().st_size if path.is_file() else None
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise _unreadable(path, error) from error
-        size = None
+        raise _unreadable(path, error) from error
     if size != expected:
         problem = "is missing" if size is None else f"has {size} bytes, expected {expected}"
         raise DataError(problem, where=str(path), remedy=remedy)
@@ -190,7 +194,7 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
         message = "does not describe the partition: its content has changed"
         remedy = f"the file is damaged: restore it, or {_AGAIN}"
         raise DataError(message, where=str(path), remedy=remedy)
-    manifest = Manifest.model_validate(values)
+    manifest = validated(Manifest, values, path)
     remedy = f"copy the complete directory again, or {_AGAIN}"
     for name, expected in manifest.files.items():
         check_size(directory / name, expected.bytes, remedy)

@@ -29,7 +29,6 @@ from pydantic import BaseModel, Field, ValidationError
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name, stored_dtype
 from raygnn.graph.outofcore.disk_graph import Appended, DiskArray
-from raygnn.graph.partition.manifest import first_problem
 from raygnn.util.files import new_directory, publish, remove, storage_errors, sync, sync_file
 from raygnn.util.locks import try_flock, try_lock
 
@@ -106,13 +105,9 @@ class CacheEntry:
         facts = self.arrays[name]
         if not math.prod(facts.shape):
             return np.empty(facts.shape, facts.stored)
+        both = mmap.PROT_READ | mmap.PROT_WRITE
         with self.file(name).open("rb") as file:
-            memory = _Memory(
-                file.fileno(),
-                facts.bytes,
-                flags=PRIVATE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            )
+            memory = _Memory(file.fileno(), facts.bytes, flags=PRIVATE, prot=both)
         if at_random:
             memory.madvise(mmap.MADV_RANDOM)
         memory.entry = self
@@ -309,8 +304,8 @@ def _open_entry(path: Path) -> CacheEntry | str | None:
             for array in arrays.values():
                 if (size := (path / array.file).lstat().st_size) != array.bytes:
                     return f"{array.file} has {size} bytes, expected {array.bytes}"
-        except ValidationError as error:
-            return f"{FACTS} is damaged: {first_problem(error)}"
+        except ValidationError:
+            return f"{FACTS} is damaged"
         except OSError as error:
             return str(error)
         with contextlib.suppress(OSError):  # the cache may be read-only
@@ -325,11 +320,9 @@ def _delete(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    total = 0
-    with contextlib.suppress(FileNotFoundError):
-        for file in () if path.is_symlink() else path.iterdir():
-            total += file.lstat().st_size
-    return total
+    with contextlib.suppress(OSError):  # another process removes it, or it is no directory
+        return sum(file.lstat().st_size for file in path.iterdir() if not path.is_symlink())
+    return 0
 
 
 def _last_use(path: Path) -> float:
