@@ -178,10 +178,7 @@ def _whole_pages(size: int) -> int:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    *(ctypes.c_void_p, ctypes.c_size_t),
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
-]
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -196,8 +193,9 @@ def _mmap(
 ) -> int:
     place = _libc.mmap(address, size, protection, flags, handle, offset)
     if place == _FAILED:
+        why = os.strerror(ctypes.get_errno())
+        remedy = "raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0"
         raise TrainingError(
-            f"{size:,} bytes of address space are not available: {os.strerror(ctypes.get_errno())}",
-            remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
+            f"{size:,} bytes of address space are not available: {why}", remedy=remedy
         )
     return int(place)

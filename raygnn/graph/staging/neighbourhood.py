@@ -16,14 +16,11 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, as_matrix, ranges
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.shard import (
-    CATEGORY,
-    FEATURES,
-    RELATION,
-    TIME,
     EdgeReads,
     InEdgeLists,
     Shard,
     TableLayout,
+    carried_arrays,
 )
 
 _NOBODY = np.empty(0, np.int64)
@@ -224,29 +221,18 @@ def _lists(
     old = nodes < len(lists.keys)
     keys = np.concatenate([lists.keys[nodes[old]], nodes[~old]])
     ends = np.cumsum(np.bincount(dst, minlength=len(ids[etype[2]])))
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in data.items()}
     return InEdgeLists(
         first=0,
         indptr=_frozen(np.concatenate([[0], ends]).astype(np.int64)),
         src=_frozen(number.astype(lists.src.dtype)),
         keys=_frozen(keys.astype(lists.keys.dtype)),
         data=data,
-        carried={
-            key: _carried(key, column, data, lists, reads) for key, column in lists.carried.items()
-        },
+        carried=carried_arrays(
+            reads, tensors, lambda names: _joined([tensors[name] for name in names], reads.dtype)
+        ),
         times=None if times is None else data[str(reads.time)],
     )
-
-
-def _carried(
-    key: str, column: Tensor, data: Mapping[str, Array], lists: InEdgeLists, reads: EdgeReads
-) -> Tensor:
-    arrays = {name: torch.from_numpy(array.copy()) for name, array in data.items()}
-    if key == FEATURES:
-        names = [n for n in reads.features if n in data and CATEGORY + n not in lists.carried]
-        return _joined([arrays[name] for name in names], column.dtype)
-    single = {RELATION: reads.relation, TIME: reads.time}
-    rows = arrays[single.get(key) or key.removeprefix(CATEGORY)]
-    return rows.reshape(len(rows), *column.shape[1:])
 
 
 def _degrees(shard: Shard, etype: EdgeType, ids: Array, new: AddedEdges) -> Array:

@@ -110,18 +110,22 @@ class Staged:
         entry, name = self._joined(lists, span, keys, dtype)
         return as_matrix(entry.tensor(name))
 
-    def alias(self, lists: CacheEntry, span: Span, etype: EdgeType, weight: str) -> Array:
-        """Return the alias tables for sampling edges in proportion to their weights, uint64
-        ``[E]``: see `alias_tables`. ``lists``: see `edge_table`."""
+    def weights(
+        self, lists: CacheEntry, span: Span, etype: EdgeType, weight: str
+    ) -> tuple[Array, Array]:
+        """Return the weights of edges, ``[E]``, and the alias tables for sampling edges in
+        proportion to them, uint64 ``[E]``: see `alias_tables`. ``lists``: see `edge_table`."""
         name = etype_str(etype)
+        weights = lists.array(f"edge/{name}/{weight}").reshape(-1)
+        if weights.dtype == np.float16:  # numba has none
+            weights = weights.astype(np.float32)
 
         def build(draft: Draft) -> None:
-            weights = flat_weights(lists.array(f"edge/{name}/{weight}"))
             indptr, src = lists.array(f"indptr/{name}"), lists.array(f"src/{name}")
             draft.append("alias", alias_tables(indptr, weights, src))
 
         more = {"of": lists.path.name, "etype": list(etype), "weight": weight}
-        return self._entry("aliases", span, build, **more).array("alias")
+        return weights, self._entry("aliases", span, build, **more).array("alias")
 
     def node_data(self, span: Span) -> CacheEntry:
         """Return ``data/<ntype>/<name>`` ``[R, …]`` as stored, and ``original/<ntype>`` ``[R]``."""
@@ -162,7 +166,7 @@ class Staged:
 def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[str]) -> None:
     original = _original(meta, span)
     for ntype in dict.fromkeys(etype[2] for etype in meta.etypes):
-        _write_ids(draft, f"keys/{ntype}", original[ntype])
+        draft.append(f"keys/{ntype}", original[ntype])
     del original
     for name in map(etype_str, meta.etypes):
         draft.append(f"indptr/{name}", np.zeros(1, np.int64))
@@ -188,8 +192,8 @@ def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[s
 
 
 def _write_node_data(draft: Draft, meta: PartitionMeta, span: Span) -> None:
-    for ntype, pieces in _original(meta, span).items():
-        _write_ids(draft, f"original/{ntype}", pieces)
+    for ntype, ids in _original(meta, span).items():
+        draft.append(f"original/{ntype}", ids)
     rows = dict[str, int]()
     for part in range(*span):
         for ntype, arrays in read_node_data(meta, part).items():
@@ -301,26 +305,14 @@ def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
             raise DataError(message, where=where, remedy=remedy)
 
 
-def _original(meta: PartitionMeta, span: Span) -> dict[str, list[Array]]:
-    """Read node type → original ids, part by part, int32 if they fit."""
+def _original(meta: PartitionMeta, span: Span) -> dict[str, Array]:
+    """Read node type → original ids, int32 if they fit."""
     original: dict[str, list[Array]] = {ntype: [] for ntype in meta.ntypes}
     for part in range(*span):
         for ntype, ids in read_original_nodes(meta, part).items():
             fits = not len(ids) or (ids.min() >= -(2**31) and ids.max() < 2**31)
             original[ntype].append(ids.astype(np.int32 if fits else np.int64))
-    return original
-
-
-def _write_ids(draft: Draft, name: str, pieces: list[Array]) -> None:
-    dtype = np.result_type(*pieces)
-    for piece in pieces:
-        draft.append(name, piece.astype(dtype, copy=False))
-
-
-def flat_weights(weight: Array) -> Array:
-    """Flatten weights to ``[E]``, in a dtype that numba supports."""
-    flat = weight.reshape(len(weight)) if weight.ndim > 1 else weight
-    return flat.astype(np.float32) if flat.dtype == np.float16 else flat
+    return {ntype: np.concatenate(pieces) for ntype, pieces in original.items()}
 
 
 def _rows(ranges: IntArray, span: Span) -> int:

@@ -8,9 +8,8 @@ workers can train on any partition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from raygnn.graph.data import EdgeSplit, EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.mapped import PAGE, FileRows, map_table, outgrows
 from raygnn.graph.staging.node_cache import CacheEntry, Stage
-from raygnn.graph.staging.parts import Staged, flat_weights
+from raygnn.graph.staging.parts import Staged
 
 _EDGES = 0.15  # share of the available memory up to which a rank's edges are read ahead
 SPLIT, NUMBER = "split", "number"  # arrays of the edges to predict
@@ -295,19 +294,9 @@ def load_shard(
     nodes = staged.node_data(span)
     rows = {}
     for etype in meta.etypes:
-        ntype, name = etype[2], etype_str(etype)
-        key = f"src/{name}"
-        scarce = outgrows(topology.arrays[key].bytes, _EDGES)
-        start = int(meta.node_ranges[ntype][held[0], 0])
-        first, last = (0, meta.num_nodes(ntype)) if replicated else bounds[ntype][rank : rank + 2]
-        rows[etype] = InEdgeLists(
-            first=int(first),
-            indptr=topology.array(f"indptr/{name}")[first - start : last - start + 1],
-            src=topology.array(key, at_random=scarce),
-            keys=topology.array(f"keys/{ntype}")[first - start : last - start],
-            data={n: topology.array(key) for n, key in topology.below(f"edge/{name}/").items()},
-            **_read(staged, topology, held, etype, reads),
-        )
+        first, last = bounds[etype[2]][rank : rank + 2].tolist()
+        targets = (0, meta.num_nodes(etype[2])) if replicated else (first, last)
+        rows[etype] = _map_lists(staged, topology, held, etype, targets, reads)
     if split is not None:
         codes = staged.edge_split(held, split)
         rows[split.etype].data.update({name: codes.array(name) for name in (SPLIT, NUMBER)})
@@ -332,30 +321,60 @@ def load_shard(
     )
 
 
-def _read(
-    staged: Staged, topology: CacheEntry, held: tuple[int, int], etype: EdgeType, reads: EdgeReads
-) -> dict[str, Any]:
-    names = topology.below(f"edge/{etype_str(etype)}/")
-    carried, times, weights = {}, None, None
-    if reads.relation in names:
-        carried[RELATION] = topology.tensor(names[reads.relation]).flatten()
-    features = [name for name in reads.features if name in names]
-    whole = [n for n in features if reads.whole and topology.array(names[n]).dtype.kind in "iub"]
-    if features := [name for name in features if name not in whole]:
-        carried[FEATURES] = staged.edge_table(topology, held, etype, features, reads.dtype)
-    for name in whole:
-        carried[CATEGORY + name] = topology.tensor(names[name])
-    for name in reads.categories:
-        if name in names:
-            carried[CATEGORY + name] = topology.tensor(names[name]).flatten()
-    if reads.time in names:
-        times = topology.array(names[reads.time])
-        if reads.elapsed:
-            carried[TIME] = topology.tensor(names[reads.time])
+def _map_lists(
+    staged: Staged,
+    topology: CacheEntry,
+    held: tuple[int, int],
+    etype: EdgeType,
+    nodes: tuple[int, int],
+    reads: EdgeReads,
+) -> InEdgeLists:
+    """Map the in-edge lists of one type. ``nodes``: the first destination, and one past the last;
+    ``held``: see `Shard`."""
+    ntype, kind = etype[2], etype_str(etype)
+    src, names = f"src/{kind}", topology.below(f"edge/{kind}/")
+    start = int(staged.meta.node_ranges[ntype][held[0], 0])
+    first, last = (node - start for node in nodes)
+    arrays = {name: topology.tensor(key) for name, key in names.items()}
+    weights = None
     if reads.weight in names:
-        weight = flat_weights(topology.array(names[reads.weight]))
-        weights = weight, staged.alias(topology, held, etype, reads.weight)
-    return {"carried": carried, "times": times, "weights": weights}
+        weights = staged.weights(topology, held, etype, reads.weight)
+    return InEdgeLists(
+        first=nodes[0],
+        indptr=topology.array(f"indptr/{kind}")[first : last + 1],
+        src=topology.array(src, at_random=outgrows(topology.arrays[src].bytes, _EDGES)),
+        keys=topology.array(f"keys/{ntype}")[first:last],
+        data={name: topology.array(key) for name, key in names.items()},
+        carried=carried_arrays(
+            reads,
+            arrays,
+            lambda features: staged.edge_table(topology, held, etype, features, reads.dtype),
+        ),
+        times=topology.array(names[reads.time]) if reads.time in names else None,
+        weights=weights,
+    )
+
+
+def carried_arrays(
+    reads: EdgeReads, arrays: Mapping[str, Tensor], table: Callable[[list[str]], Tensor]
+) -> dict[str, Tensor]:
+    """Return `InEdgeLists.carried` of the edges of a type with these arrays; ``table`` concatenates
+    features."""
+    carried = {}
+    if reads.relation is not None and reads.relation in arrays:
+        carried[RELATION] = arrays[reads.relation].flatten()
+    features = [name for name in reads.features if name in arrays]
+    whole = [n for n in features if reads.whole and not arrays[n].is_floating_point()]
+    if features := [name for name in features if name not in whole]:
+        carried[FEATURES] = table(features)
+    for name in whole:
+        carried[CATEGORY + name] = arrays[name]
+    for name in reads.categories:
+        if name in arrays:
+            carried[CATEGORY + name] = arrays[name].flatten()
+    if reads.elapsed and reads.time is not None and reads.time in arrays:
+        carried[TIME] = arrays[reads.time]
+    return carried
 
 
 def describe_shard(shard: Shard) -> str:
