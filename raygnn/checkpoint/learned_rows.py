@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,23 @@ _APART = 0.2  # seconds between polls of the other ranks
 _PIECE = 1 << 26  # bytes per read or write
 
 
+@dataclass
 class RowState:
     """Writes a rank's embedding rows in the background, and reads them.
 
-    Args:
+    Attributes:
         control: collectives of the training thread.
         patience: seconds for which the storage may accept nothing, or refuse the final rows.
         place: object store to which each rank uploads its files; None = all ranks see the
             directory.
     """
 
-    def __init__(
-        self,
-        embeddings: Embeddings,
-        control: Exchange,
-        patience: float,
-        place: RemoteCheckpoints | None = None,
-    ):
-        self._place = place
-        self.embeddings = embeddings
-        self.control = control
-        self.patience = patience
+    embeddings: Embeddings
+    control: Exchange
+    patience: float
+    place: RemoteCheckpoints | None = None
+
+    def __post_init__(self) -> None:
         self._write: Write[list[RowFile]] | None = None
         self._directory = Path()
         self._steps = 0
@@ -186,48 +183,20 @@ class RowState:
             order = np.argsort(original, kind="stable")
             present = np.zeros(len(original), bool)
             for file in files.files if len(own) else ():
-                if file.ntype == ntype:
-                    self._read_file(directory, file, files.dim, original, order, arrays, present)
+                if file.ntype != ntype:
+                    continue
+                path = directory / file.name
+                for ids, found in read_rows(path, file, files.dim, tuple(arrays)):
+                    at = order.take(np.searchsorted(original, ids, sorter=order), mode="clip")
+                    mine = original[at] == ids
+                    for name, values in found.items():
+                        arrays[name][at[mine]] = values[mine]
+                    present[at[mine]] = True
             if files.dim != rows.dim or not present.all():
-                raise DataError(
-                    f"it has no embedding rows of {int((~present).sum()):,} of the {len(own):,} "
-                    f"nodes of type {ntype!r} that this rank owns",
-                    where=str(directory),
-                    remedy="resume with the graph that the rows were trained on",
-                )
-
-    def _read_file(
-        self,
-        directory: Path,
-        file: RowFile,
-        dim: int,
-        original: np.ndarray,
-        order: np.ndarray,
-        arrays: Mapping[str, np.ndarray],
-        present: np.ndarray,
-    ) -> None:
-        """Read this rank's rows from one file.
-
-        Args:
-            original: global ids of the owned nodes, at least one.
-            order: argsort of ``original``.
-            present: True for each row that was read; updated.
-        """
-        try:
-            for ids, found in read_rows(directory / file.name, file, dim, tuple(arrays)):
-                at = np.searchsorted(original, ids, sorter=order)
-                at[at == len(original)] = 0
-                own = order[at]
-                mine = original[own] == ids
-                for name, values in found.items():
-                    arrays[name][own[mine]] = values[mine]
-                present[own[mine]] = True
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"cannot be read: {getattr(error, 'strerror', None) or error}",
-                where=str(directory / file.name),
-                remedy="restore the file that training wrote",
-            ) from error
+                lost = f"{np.count_nonzero(~present):,} of this rank's {len(own):,} {ntype!r} nodes"
+                message = f"it has no embedding rows of {lost}"
+                remedy = "resume with the graph that the rows were trained on"
+                raise DataError(message, where=str(directory), remedy=remedy)
 
     def _put(
         self,
@@ -242,8 +211,8 @@ class RowState:
         for number, (ntype, columns) in enumerate(arrays.items()):
             path = directory / f"rows-{rank}-{number}.bin"
             written.append(write_rows(path, ntype, self.embeddings.ids[ntype], columns, moved))
-            if self._place is not None:
-                self._place.put(path, directory.name.removeprefix(".").removesuffix(".tmp"), moved)
+            if self.place is not None:
+                self.place.put(path, directory.name.removeprefix(".").removesuffix(".tmp"), moved)
                 path.unlink()
         return written
 
@@ -293,18 +262,22 @@ def read_rows(
         Global node ids int64 ``[n]``, and name → float32 ``[n, dim]``.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is truncated.
+        DataError: the file cannot be read, or is truncated.
     """
-    with open_regular(path) as content:
-        for start, stop in _pieces(file.rows, 4 * dim):
-            ids = _read(content, start * 8, stop - start, "<i8")
-            arrays = {}
-            for number, name in enumerate(file.arrays):
-                if not names or name in names:
-                    at = file.rows * (8 + 4 * dim * number) + 4 * dim * start
-                    arrays[name] = _read(content, at, (stop - start) * dim, "<f4").reshape(-1, dim)
-            yield ids, arrays
+    try:
+        with open_regular(path) as content:
+            for start, stop in _pieces(file.rows, 4 * dim):
+                ids, arrays = _read(content, start * 8, stop - start, "<i8"), {}
+                for number, name in enumerate(file.arrays):
+                    if not names or name in names:
+                        at = file.rows * (8 + 4 * dim * number) + 4 * dim * start
+                        values = _read(content, at, (stop - start) * dim, "<f4")
+                        arrays[name] = values.reshape(-1, dim)
+                yield ids, arrays
+    except (OSError, ValueError) as error:
+        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        remedy = "restore the file that training wrote"
+        raise DataError(message, where=str(path), remedy=remedy) from error
 
 
 def _read(content: Any, at: int, count: int, dtype: str) -> np.ndarray:

@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,10 +99,11 @@ class _Pending:
         return self.state is not None or (self.write is not None and self.write.busy)
 
 
+@dataclass(eq=False)
 class Checkpoints(pl.Callback):
     """Writes the checkpoints of a run.
 
-    Args:
+    Attributes:
         directory: directory of the run's checkpoints.
         requests: requests for checkpoints, and their answers.
         every: interval in steps (int) or seconds (`Duration`).
@@ -115,44 +116,28 @@ class Checkpoints(pl.Callback):
         courier: uploads checkpoints, where storage is an object store.
         is_current: see `raygnn.checkpoint.store.write`.
         pause: context in which training waits.
-
-    Attributes:
         plugin: plugin for the trainer.
-        counts: numbers of checkpoints of this start that were ``saved``, that have ``failed``, and
-            that were ``skipped`` because an earlier one was still being written.
+        counts: numbers of checkpoints of this attempt that were ``saved``, that have ``failed``,
+            and that were ``skipped`` because an earlier one was still being written.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        exchange: Exchange,
-        requests: SaveRequests,
-        *,
-        every: int | Duration,
-        last: int,
-        keep: int,
-        about: Mapping[str, Any],
-        events: Events,
-        patience: float,
-        rows: RowState | None = None,
-        courier: Courier | None = None,
-        is_current: Callable[[], bool] = lambda: True,
-        pause: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ):
-        self._directory = directory
-        self._exchange = exchange
-        self._requests = requests
-        self._every = every
-        self._last = last
-        self._keep = keep
-        self._about = about
-        self._events = events
-        self._patience = patience
-        self._rows = rows
-        self._courier = courier
-        self._is_current = is_current
-        self._pause = pause
-        self._first = exchange.world.rank == 0
+    directory: Path
+    exchange: Exchange
+    requests: SaveRequests
+    _: KW_ONLY
+    every: int | Duration
+    last: int
+    keep: int
+    about: Mapping[str, Any]
+    events: Events
+    patience: float
+    rows: RowState | None = None
+    courier: Courier | None = None
+    is_current: Callable[[], bool] = lambda: True
+    pause: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __post_init__(self) -> None:
+        self._first = self.exchange.world.rank == 0
         self._pending = _Pending()
         self._stalled = False  # a rank's storage accepted nothing at the last `_meet`
         self._skipping = False  # the newest checkpoint that was due has been skipped
@@ -172,7 +157,7 @@ class Checkpoints(pl.Callback):
             return
         self._step = step
         if self._is_due(step):
-            with self._pause():
+            with self.pause():
                 if self._save(trainer) and self._meet(self._pending.ends)[1]:
                     self._hold()
 
@@ -182,7 +167,7 @@ class Checkpoints(pl.Callback):
         compat.save_epoch(checkpoint, trainer.current_epoch)
 
     def _is_due(self, step: int) -> bool:
-        if step == self._last or (isinstance(self._every, int) and step % self._every == 0):
+        if step == self.last or (isinstance(self.every, int) and step % self.every == 0):
             return True
         return step >= self._next_poll and self._poll(step)
 
@@ -191,7 +176,7 @@ class Checkpoints(pl.Callback):
         next poll about half a second later. Collective."""
         now, due, steps = time.monotonic(), False, 0
         if self._first:
-            late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
+            late = isinstance(self.every, Duration) and now - self._saved_at >= self.every.seconds
             # a request is for a checkpoint that begins after it
             may_ask = self._stalled or not self._pending.busy
             due = late or (may_ask and bool(self._unserved))
@@ -204,7 +189,7 @@ class Checkpoints(pl.Callback):
 
     def _save(self, trainer: pl.Trainer) -> bool:
         step = trainer.global_step
-        last = step == self._last
+        last = step == self.last
         begins = self._wait(None if last else 0.0 if self._skipping else _GRACE)
         if begins:
             self._begin(trainer, step, last)
@@ -215,15 +200,15 @@ class Checkpoints(pl.Callback):
         return begins
 
     def _begin(self, trainer: pl.Trainer, step: int, last: bool) -> None:
-        copy, rows = True, self._rows
+        copy, rows = True, self.rows
         if rows is not None:
-            copy = not self._exchange.max(not rows.has_room())
-            draft = store.draft_of(self._directory, step)
-            rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
+            copy = not self.exchange.max(not rows.has_room())
+            draft = store.draft_of(self.directory, step)
+            rows.begin(draft, copy=copy, again=self.patience if last else 0.0)
         # read the requests before the state, which must not be older
-        ends = self._first and self._requests.ends_after_save
+        ends = self._first and self.requests.ends_after_save
         self._pending = _Pending(step, last, self._unserved if self._first else frozenset(), ends)
-        trainer.save_checkpoint(store.state_at(self._directory, step))
+        trainer.save_checkpoint(store.state_at(self.directory, step))
         # rows that are not copied must not change before they are written
         if rows is not None and not copy and not self._wait(None):
             rows.abandon()
@@ -231,16 +216,16 @@ class Checkpoints(pl.Callback):
     def _take(self, state: Mapping[str, Any]) -> None:
         """Copy Lightning's state between two steps (rank 0)."""
         self._pending.state = apply_to_collection(state, Tensor, _copy)
-        if self._rows is None:
+        if self.rows is None:
             self._write(None)
 
     def _meet(self, *flags: int) -> list[int]:
         """Return the number of ranks that are writing, and the sum of each of ``flags``. Rows that
         all ranks have written go to rank 0, which writes the state. Collective."""
-        pending, rows = self._pending, self._rows
+        pending, rows = self._pending, self.rows
         silence = max([one.silence for one in (pending.write, rows) if one], default=0.0)
-        mine = [rows is not None and rows.busy, pending.busy, silence >= self._patience, *flags]
-        total = self._exchange.sum(torch.tensor(mine, dtype=torch.int64)).tolist()
+        mine = [rows is not None and rows.busy, pending.busy, silence >= self.patience, *flags]
+        total = self.exchange.sum(torch.tensor(mine, dtype=torch.int64)).tolist()
         writing, saving, stalled, *flags_sum = total
         self._stalled = stalled > 0
         if rows is not None and rows.pending and not writing:
@@ -272,7 +257,7 @@ class Checkpoints(pl.Callback):
         """Block training after the last checkpoint until the driver ends this process, at most for
         the storage's patience. Collective."""
         self._wait(None)
-        end, over = time.monotonic() + self._patience, 0
+        end, over = time.monotonic() + self.patience, 0
         while not over:
             time.sleep(_APART)
             _, over = self._meet(self._first and time.monotonic() >= end)
@@ -281,30 +266,21 @@ class Checkpoints(pl.Callback):
         pending = self._pending
         state, pending.state = pending.state, None
         assert state is not None
-        pending.write = Write(
-            lambda moved: self._put(pending, state, rows, moved), "raygnn-checkpoint"
-        )
+        patience = self.patience if pending.last else 0.0
+        how = self.directory, state, pending.step, self.keep, self.about, self.is_current
 
-    def _put(
-        self,
-        pending: _Pending,
-        state: Mapping[str, Any],
-        rows: RowFiles | None,
-        moved: Callable[[], None],
-    ) -> None:
-        patience = self._patience if pending.last else 0.0
-        directory, about, current = self._directory, self._about, self._is_current
-        try:
-            store.write(
-                directory, state, pending.step, self._keep, about, current, rows, patience, moved
-            )
-        except Exception as error:
-            log.warning("no checkpoint of step %d", pending.step, exc_info=True)
-            self._end(pending, error)
-            return
-        if self._courier is not None:  # before the answer, after which the driver may end the ranks
-            self._courier.send(store.state_at(directory, pending.step).parent)
-        self._end(pending, None)
+        def put(moved: Callable[[], None]) -> None:
+            try:
+                store.write(*how, rows, patience, moved)
+            except Exception as error:
+                log.warning("no checkpoint of step %d", pending.step, exc_info=True)
+                self._end(pending, error)
+                return
+            if self.courier is not None:  # before the answer: then the driver may end the ranks
+                self.courier.send(store.state_at(self.directory, pending.step).parent)
+            self._end(pending, None)
+
+        pending.write = Write(put, "raygnn-checkpoint")
 
     def _end(self, pending: _Pending, error: Exception | None) -> None:
         if error is not None:
@@ -313,10 +289,10 @@ class Checkpoints(pl.Callback):
             self.counts["saved"] += 1
             if self._failing:
                 self._failing = ""
-                self._events.notify(f"checkpoints are written again, from step {pending.step:,} on")
-        self._requests.answer_saves(pending.requests, saved=error is None)
+                self.events.notify(f"checkpoints are written again, from step {pending.step:,} on")
+        self.requests.answer_saves(pending.requests, saved=error is None)
         # later requests are answered only after the last evaluation, which may take long
-        self._requests.update(saved_last=error is None and pending.step == self._last)
+        self.requests.update(saved_last=error is None and pending.step == self.last)
         pending.requests = frozenset()
 
     def _skip(self, step: int, last: bool) -> None:
@@ -324,12 +300,12 @@ class Checkpoints(pl.Callback):
         storage accepts nothing."""
         self._pending.last |= last
         if self._stalled:
-            error = TimeoutError(f"it has accepted nothing for {self._patience:g} s")
+            error = TimeoutError(f"it has accepted nothing for {self.patience:g} s")
             self._report_failure(step, error)
-            self._requests.answer_saves(self._unserved, saved=False)
+            self.requests.answer_saves(self._unserved, saved=False)
             return
         self.counts["skipped"] += 1
-        self._events.notify(
+        self.events.notify(
             f"the checkpoint of step {step:,} is skipped, since the checkpoint of step "
             f"{self._pending.step:,} is still being written; later ones may be skipped, too"
         )
@@ -337,13 +313,13 @@ class Checkpoints(pl.Callback):
     def finish(self) -> None:
         """Wait for the write in progress as long as the storage accepts data, and answer the
         remaining requests, which no checkpoint will serve. Collective."""
-        with self._pause():
+        with self.pause():
             self._wait(None)
         if self._first:
             self.give_up(0.0)
-            newest = store.state_at(self._directory, self._pending.step).parent
+            newest = store.state_at(self.directory, self._pending.step).parent
             saved = not self._pending.busy and newest.exists()
-            self._requests.answer_saves(self._unserved, saved=saved)
+            self.requests.answer_saves(self._unserved, saved=saved)
 
     def give_up(self, seconds: float) -> None:
         """Wait up to ``seconds`` for this rank's write, and report a write that has not ended."""
@@ -357,16 +333,16 @@ class Checkpoints(pl.Callback):
 
     def finish_uploads(self, seconds: float) -> None:
         """Wait up to ``seconds`` for uploads, and report uploads that have not ended."""
-        if self._courier is not None:
-            self._courier.finish(seconds)
+        if self.courier is not None:
+            self.courier.finish(seconds)
 
     @property
     def _unserved(self) -> frozenset[str]:
-        return self._requests.pending_saves() - self._pending.requests
+        return self.requests.pending_saves() - self._pending.requests
 
     def _report_failure(self, step: int, error: Exception) -> None:
         self.counts["failed"] += 1
-        reached = store.newest(self._directory) or "the beginning"
+        reached = store.newest(self.directory) or "the beginning"
         if isinstance(error, TimeoutError):
             what = error.strerror or str(error)
             remedy = "find what blocks that storage, or change storage"
@@ -381,8 +357,8 @@ class Checkpoints(pl.Callback):
         goes_on = f"training continues, and a failure now would take it back to {reached}"
         if last:
             goes_on = f"it was the last one, so --resume would start from {reached}"
-        self._events.notify(
-            f"the checkpoint of step {step:,} was not written: {self._directory}: {what} "
+        self.events.notify(
+            f"the checkpoint of step {step:,} was not written: {self.directory}: {what} "
             f"({remedy}); {goes_on}"
         )
 

@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from raygnn.checkpoint import weights
@@ -188,32 +189,26 @@ def as_storage() -> Iterator[None]:
         raise OSError(errno.EIO, f"{error.where}: {error.what}") from error
 
 
+@dataclass
 class Courier:
     """Uploads checkpoints in a background thread, so that a store that is slow, or hangs, blocks
     nothing else. If several checkpoints wait, only the newest is uploaded. A failed upload is
     repeated until there is a newer checkpoint.
 
-    Args:
+    Attributes:
         sending: called with True if an upload is in progress or waiting, else False.
         is_current: returns False if a later attempt of the run has taken over.
         before: called before each upload, to send other files that a resumed run needs.
     """
 
-    def __init__(
-        self,
-        remote: RemoteCheckpoints,
-        keep: int,
-        events: Events,
-        sending: Callable[[bool], None],
-        is_current: Callable[[], bool] = lambda: True,
-        before: Callable[[], None] = lambda: None,
-    ):
-        self._remote = remote
-        self._is_current = is_current
-        self._before = before
-        self._keep = keep
-        self._events = events
-        self._sending = sending
+    remote: RemoteCheckpoints
+    keep: int
+    events: Events
+    sending: Callable[[bool], None]
+    is_current: Callable[[], bool] = lambda: True
+    before: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: Path | None = None
         self._busy = False
@@ -224,7 +219,7 @@ class Courier:
         """Upload a checkpoint in the background."""
         with self._changed:
             self._waiting = checkpoint
-            self._sending(True)
+            self.sending(True)
             if self._thread is None:
                 name = "raygnn-courier"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -235,8 +230,8 @@ class Courier:
         """Wait until all uploads have ended; report if that takes longer."""
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
-                where, limit = self._remote, f"{seconds:g} s"
-                self._events.notify(
+                where, limit = self.remote, f"{seconds:g} s"
+                self.events.notify(
                     f"the last checkpoints are not in {where}: uploads take longer than {limit}"
                 )
 
@@ -245,7 +240,7 @@ class Courier:
             with self._changed:
                 self._busy = False
                 if self._waiting is None:
-                    self._sending(False)
+                    self.sending(False)
                     self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting is not None)
                 checkpoint, self._waiting, self._busy = self._waiting, None, True
@@ -262,20 +257,20 @@ class Courier:
             shutil.rmtree(held, ignore_errors=True)
             shutil.copytree(checkpoint, held, copy_function=os.link)
             try:
-                self._before()
+                self.before()
             except Exception:  # a checkpoint is useful without the records, too
                 log.warning("the records of %s cannot be uploaded", checkpoint.name, exc_info=True)
-            if self._is_current():
+            if self.is_current():
                 self._watch(held, checkpoint.name)
             if self._failing:
-                self._events.notify(f"{checkpoint.name} is in {self._remote} again")
+                self.events.notify(f"{checkpoint.name} is in {self.remote} again")
             self._failing = False
         except Exception as error:
             replaced = not checkpoint.exists()  # newer checkpoints replaced it
             local = isinstance(error, OSError) or getattr(error, "where", "") == str(held)
             if replaced and local:  # an error of the local disk
                 return True
-            log.warning("%s is not in %s", checkpoint.name, self._remote, exc_info=True)
+            log.warning("%s is not in %s", checkpoint.name, self.remote, exc_info=True)
             reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
             self._tell_failure(checkpoint.name, reason)
             return replaced
@@ -285,7 +280,7 @@ class Courier:
 
     def _watch(self, path: Path, name: str) -> None:
         """Upload a checkpoint; report if the store accepts nothing for long."""
-        send = functools.partial(self._remote.send, path, self._keep, name)
+        send = functools.partial(self.remote.send, path, self.keep, name)
         write = Write(send, "raygnn-send")
         while not write.wait(_POLL):
             if write.silence >= _SILENCE:
@@ -294,5 +289,5 @@ class Courier:
 
     def _tell_failure(self, name: str, reason: str) -> None:
         if not self._failing:
-            self._events.notify(f"{name} is not in {self._remote}: {reason}; training continues")
+            self.events.notify(f"{name} is not in {self.remote}: {reason}; training continues")
         self._failing = True

@@ -135,10 +135,8 @@ class Checkpoint:
         """Name, size and SHA-256 of each file beside the manifest."""
         manifest = self.manifest
         rows = () if manifest.rows is None else manifest.rows.files
-        return [
-            (STATE, manifest.bytes, manifest.sha256),
-            *((file.name, file.bytes, file.sha256) for file in rows),
-        ]
+        state = (STATE, manifest.bytes, manifest.sha256)
+        return [state, *((file.name, file.bytes, file.sha256) for file in rows)]
 
 
 def write(
@@ -259,11 +257,9 @@ def judge(directory: Path, config: Config, data: str | None = None) -> Checkpoin
 def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
     """Return the error for a run whose checkpoints are all unusable, so that it never restarts
     silently from scratch."""
-    return InputError(
-        f"no checkpoint can be used: {'; '.join(rejected)}",
-        where=str(directory),
-        remedy="restore a complete one, or start over with --overwrite",
-    )
+    message = f"no checkpoint can be used: {'; '.join(rejected)}"
+    remedy = "restore a complete one, or start over with --overwrite"
+    return InputError(message, where=str(directory), remedy=remedy)
 
 
 def newest(directory: Path) -> str:
@@ -292,11 +288,9 @@ def check_contents(state: Path) -> None:
         if not isinstance(content, dict) or not content.keys() >= compat.LIGHTNING_STATE:
             raise ValueError(f"it lacks {', '.join(sorted(compat.LIGHTNING_STATE))}")
     except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
-        raise InputError(
-            f"this checkpoint cannot be trusted: {' '.join(str(error).split())[:_LONGEST]}",
-            where=str(state),
-            remedy="delete it; raygnn did not write it as it is",
-        ) from error
+        message = f"this checkpoint cannot be trusted: {' '.join(str(error).split())[:_LONGEST]}"
+        remedy = "delete it: its content is not what raygnn writes"
+        raise InputError(message, where=str(state), remedy=remedy) from error
 
 
 def check_archive(file: Path | IO[bytes]) -> None:

@@ -114,11 +114,8 @@ class Claim:
         (self._directory / self._name).write(json.dumps(asdict(Holder.here())).encode())
 
     def _busy(self, who: str) -> InputError:
-        return InputError(
-            f"{who} is writing into this run",
-            where=str(self._run),
-            remedy="wait for it, stop it, or choose another name",
-        )
+        remedy = "wait for it, stop it, or choose another name"
+        return InputError(f"{who} is writing into this run", where=str(self._run), remedy=remedy)
 
 
 def _name(holder: Holder | None) -> str:

@@ -227,9 +227,6 @@ class _Raw(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return int(self._file.tell())
-
     def readinto(self, buffer: Any) -> int:
         with self._path._reported("cannot be read"):
             return int(self._file.readinto(buffer))

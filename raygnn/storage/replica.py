@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from raygnn.config.places import Uri
@@ -93,26 +94,23 @@ class Replica:
         return target
 
 
+@dataclass
 class Publisher:
     """Uploads a run directory to an object store while the run is in progress, in a thread. Failed
     uploads are repeated until they succeed.
 
-    Args:
+    Attributes:
+        place: location of the run in the store.
         notify: called once when uploads start to fail, and once when they succeed again.
         is_lost: returns True if another command has taken over the run.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        place: RemotePath,
-        notify: Callable[[str], object],
-        is_lost: Callable[[], bool],
-    ):
-        self._directory = directory
-        self._place = place
-        self._notify = notify
-        self._is_lost = is_lost
+    directory: Path
+    place: RemotePath
+    notify: Callable[[str], object]
+    is_lost: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._sent: dict[str, tuple[Stat, float]] = {}  # name → state and time of its upload
         self._failing = False
         self._ended = threading.Event()
@@ -128,7 +126,7 @@ class Publisher:
         self._ended.set()
         deadline = time.monotonic() + seconds
         self._thread.join(seconds)
-        while not self._thread.is_alive() and not self._is_lost():
+        while not self._thread.is_alive() and not self.is_lost():
             if self._round(at_end=True):
                 return True
             if time.monotonic() >= deadline:
@@ -137,7 +135,7 @@ class Publisher:
         return False
 
     def _run(self) -> None:
-        while not self._is_lost():
+        while not self.is_lost():
             try:
                 self._round()
             except Exception:
@@ -147,7 +145,7 @@ class Publisher:
 
     def _round(self, *, at_end: bool = False) -> bool:
         """Upload changed files; returns True if none failed."""
-        files, now = files_of_run(self._directory), time.monotonic()
+        files, now = files_of_run(self.directory), time.monotonic()
         gone = [name for name in self._sent if name not in files]
         due = [n for n, stat in files.items() if at_end or self._is_due(n, stat, now)]
         due = [n for n in due if n not in self._sent or self._sent[n][0] != files[n]]
@@ -160,11 +158,11 @@ class Publisher:
         except DataError as error:
             if not self._failing:
                 why = f"{error.where}: {error.what}"
-                self._notify(f"uploads fail, and the run's files wait in {self._directory}: {why}")
+                self.notify(f"uploads fail, and the run's files wait in {self.directory}: {why}")
             self._failing = True
             return False
         if self._failing and (due or gone):
-            self._notify(f"the run's files are uploaded to {self._place} again")
+            self.notify(f"the run's files are uploaded to {self.place} again")
             self._failing = False
         return True
 
@@ -174,13 +172,13 @@ class Publisher:
 
     def _send(self, name: str, stat: Stat) -> None:
         try:
-            (self._place / name).upload(self._directory / name)
+            (self.place / name).upload(self.directory / name)
         except FileNotFoundError:
             return  # removed meanwhile
         self._sent[name] = stat, time.monotonic()
 
     def _remove(self, name: str) -> None:
-        (self._place / name).remove()
+        (self.place / name).remove()
         del self._sent[name]
 
 
@@ -190,11 +188,9 @@ def private_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (directory, *directory.parents[:2]):
         if path.lstat().st_uid not in (os.getuid(), 0):
-            raise InputError(
-                f"it belongs to another user (id {path.lstat().st_uid})",
-                where=str(path),
-                remedy="set staging.path, or TMPDIR, to a directory of your own",
-            )
+            message = f"it belongs to another user (id {path.lstat().st_uid})"
+            remedy = "set staging.path, or TMPDIR, to a directory of your own"
+            raise InputError(message, where=str(path), remedy=remedy)
 
 
 def fetch(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dict[str, Stat]:

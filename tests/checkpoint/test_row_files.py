@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from raygnn.checkpoint import learned_rows
 from raygnn.checkpoint.learned_rows import read_rows, write_rows
 from raygnn.checkpoint.store import RowFiles
+from raygnn.errors import DataError
 
 
 @given(
@@ -90,5 +91,5 @@ def test_a_file_that_was_cut_is_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows-0-0.bin"
     file = write_rows(path, "a", np.arange(3), {"row": np.zeros((3, 2), np.float32)})
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="size"):
+    with pytest.raises(DataError, match="size"):
         list(read_rows(path, file, 2))

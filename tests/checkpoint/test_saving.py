@@ -221,7 +221,7 @@ def test_a_full_disk_skips_a_checkpoint(how: str, tmp_path: Path) -> None:
             filler.unlink()
         save(saving, 3, large)
         assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000003"]
-        Events.flush(saving._events)
+        Events.flush(saving.events)
         reason = {
             "full": "the disk or the quota is full: No space left on device (free space",
             "read-only": "it cannot be written: Read-only file system (make it writable",
@@ -253,7 +253,7 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
         assert saving.counts == {"saved": 1, "failed": 0, "skipped": 0}
         assert control.snapshot().answers[request]
         assert store.newest(disk) == "step-0000000001"
-        saving._events.flush()
+        saving.events.flush()
         # the first one's message waited in its process
         assert not [line for line in told(disk) if "training continues" in line]
 
@@ -262,7 +262,7 @@ def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
     """The storage is unavailable when the checkpoint is due, and returns in time."""
     parent = tmp_path / "mount"
     saving = saver(parent / "checkpoints", patience=60.0, last=1)
-    saving._events = Events(tmp_path / EVENTS)
+    saving.events = Events(tmp_path / EVENTS)
     begin(saving, 1)
     assert not wait(saving, 0.5)
     parent.mkdir()
@@ -273,7 +273,7 @@ def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
 def test_a_failed_last_checkpoint_is_reported(tmp_path: Path) -> None:
     control = Control()
     saving = saver(tmp_path / "gone" / "checkpoints", control, patience=0.0, last=4)
-    saving._events = Events(tmp_path / EVENTS)
+    saving.events = Events(tmp_path / EVENTS)
     request = control.ask_save()
     save(saving, 4)
     (said,) = told(tmp_path)
@@ -284,7 +284,7 @@ def test_a_failed_last_checkpoint_is_reported(tmp_path: Path) -> None:
 
 
 def _requests(trainer: Any) -> Any:
-    (found,) = (each._requests for each in trainer.callbacks if isinstance(each, Checkpoints))
+    (found,) = (each.requests for each in trainer.callbacks if isinstance(each, Checkpoints))
     return found
 
 
