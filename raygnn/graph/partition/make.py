@@ -24,6 +24,7 @@ from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, remove_stale
 
 if TYPE_CHECKING:
+    from raygnn.config.graph import GraphConfig
     from raygnn.config.schema import Config
 
 SEED = 0  # fixed, so that runs with different training seeds share one partition
@@ -103,15 +104,8 @@ def find_partition(
     elif meta is not None:
         parts = meta.num_parts
     method = config.partition.used_method
-    made_from = {
-        "graph": _graph_digest(like) or sources.digest(graph),
-        "parts": parts,
-        "method": method,
-        "seed": SEED,
-        "layout": LAYOUT_VERSION,
-    }
-    source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
-    digest = checksum(made_from)
+    source = _origin(graph, like, parts, method)
+    digest = checksum(source["made_from"])
     draft = config.local_storage / "partitions" / digest[:16]
     if place is None:
         place, whole = draft, not is_vacant(draft)
@@ -126,26 +120,29 @@ def find_partition(
             remedy = "name a directory that can be created and written"
             raise ConfigError(message, where=key, remedy=remedy)
         return Missing(place, parts, method, digest, source, draft)
-    # the existing one may be of the method that replaces METIS for graphs that do not fit into
-    # memory
-    methods = {method}
-    if method == "metis" and config.partition.engine != "local":
-        methods.add("stream")
-    if meta.digest not in [checksum({**made_from, "method": one}) for one in methods]:
-        message = f"{place} holds another partition: {_differences(meta, source)}"
-        remedy = "name another directory, or delete this one to build it again"
-        raise ConfigError(message, where=key, remedy=remedy)
+    _check_origin(config, meta, source)
     if isinstance(place, Path):
         with contextlib.suppress(OSError):  # the directory may be read-only
             remove_stale(place)
     return meta
 
 
-def _graph_digest(found: PartitionMeta | Missing | None) -> str | None:
-    if isinstance(found, Missing):
-        return str(found.source["made_from"]["graph"])
-    manifest = None if found is None else found.manifest
-    return None if manifest is None else manifest.source.made_from.get("graph")
+def _origin(
+    graph: GraphConfig, like: PartitionMeta | Missing | None, parts: int, method: str
+) -> dict[str, Any]:
+    """Return the values of a `PartitionSource`."""
+    if isinstance(like, Missing):
+        same = like.source["made_from"]["graph"]
+    else:
+        same = like and like.manifest and like.manifest.source.made_from.get("graph")
+    made_from = {
+        "graph": same or sources.digest(graph),
+        "parts": parts,
+        "method": method,
+        "seed": SEED,
+        "layout": LAYOUT_VERSION,
+    }
+    return {"options": graph.model_dump(mode="json"), "made_from": made_from}
 
 
 def same_partition(place: Path, digest: str) -> PartitionMeta:
@@ -158,9 +155,16 @@ def same_partition(place: Path, digest: str) -> PartitionMeta:
     return meta
 
 
-def _differences(meta: PartitionMeta, source: dict[str, Any]) -> str:
+def _check_origin(config: Config, meta: PartitionMeta, source: dict[str, Any]) -> None:
+    """Raise ConfigError if an existing partition is of another graph, or was built otherwise. It
+    may be of the method that replaces METIS for graphs that do not fit into memory."""
     assert meta.manifest is not None
     before, now = meta.manifest.source.made_from, source["made_from"]
+    methods = [now["method"]]
+    if methods == ["metis"] and config.partition.engine != "local":
+        methods.append("stream")
+    if meta.digest in [checksum({**now, "method": method}) for method in methods]:
+        return
     keys = [(f"partition.{key}", before.get(key), now[key]) for key in ("parts", "method")]
     old, new = meta.manifest.source.options, source["options"]
     if before.get("graph") != now["graph"]:
@@ -168,4 +172,7 @@ def _differences(meta: PartitionMeta, source: dict[str, Any]) -> str:
     changed = [f"{key} is {was!r} there and {to!r} here" for key, was, to in keys if was != to]
     if before.get("graph") != now["graph"] and old == new:
         changed.append("the input files have changed since")
-    return "; ".join(changed) or "it was written by another version of raygnn"
+    how = "; ".join(changed) or "it was written by another version of raygnn"
+    message = f"{meta.directory} holds another partition: {how}"
+    remedy = "name another directory, or delete this one to build it again"
+    raise ConfigError(message, where=config.where("partition.path"), remedy=remedy)
