@@ -28,7 +28,7 @@ from raygnn.driver.inputs import CollectionInput, Input
 from raygnn.errors import ConfigError
 from raygnn.graph.collection import MissingCollection
 from raygnn.graph.data import TABLE, EdgeFrame, NodeFrame, TrainingRows, etype_str
-from raygnn.graph.partition.dgl_format import read_tensor
+from raygnn.graph.partition.dgl_format import read_tensors
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, error, warn
 from raygnn.worker.job import OUTCOME, DryRunRequest, TaskTarget
@@ -110,7 +110,7 @@ def _classes(given: Input, goal: TaskTarget, task: TaskConfig) -> int | None:
         key = f"{kind if isinstance(kind, str) else etype_str(kind)}/{task.target}"
         files = given.meta.files
         paths = [f.node_feats if isinstance(kind, str) else f.edge_feats for f in files]
-        arrays = [read_tensor(path, key) for path in paths]
+        arrays = [read_tensors(path, only=key).get(key) for path in paths]
     found = [array for array in arrays if array is not None and len(array)]
     if task.several_labels:
         return math.prod(found[0].shape[1:]) if found else None

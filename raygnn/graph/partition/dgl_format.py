@@ -91,25 +91,17 @@ class StoredGraph:
     edata: list[dict[str, Array | Tensor]]
 
 
-def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, Array | Tensor]:
-    """Read the named arrays of a tensor file; ``expected`` size and hash are checked meanwhile."""
+def read_tensors(
+    path: AnyPath, expected: FileFacts | None = None, only: str | None = None
+) -> dict[str, Array | Tensor]:
+    """Read the named arrays of a tensor file, or ``only`` one of them; ``expected`` size and hash
+    are checked meanwhile."""
     with _open(path, expected) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")
-        declared = reader.u64()
-        arrays = reader.named_arrays()
-        # DGL writes the number of entries twice; the first is 0 for an empty dictionary
-        if declared not in (0, len(arrays)):
-            raise reader.bad(f"says {declared} tensors and holds {len(arrays)}")
+        reader.skip(8)  # the number of arrays, which is repeated below
+        arrays = reader.named_arrays(only)
         reader.end()
         return arrays
-
-
-def read_tensor(path: AnyPath, name: str) -> Array | Tensor | None:
-    """Read one array of a tensor file and skip the others; None if it does not exist."""
-    with _open(path) as reader:
-        reader.magic(_TENSOR_FILE, "tensor file")
-        reader.skip(8)
-        return reader.named_arrays(name).get(name)
 
 
 def read_graphs(path: AnyPath, expected: FileFacts | None = None) -> list[StoredGraph]:
@@ -326,14 +318,10 @@ class _DglReader:
         return arrays
 
     def indices(self) -> Array:
-        array = self.array()
-        if (
-            not isinstance(array, np.ndarray)
-            or array.ndim != 1
-            or array.dtype not in (np.int32, np.int64)
-        ):
+        array: Any = self.array()
+        if array.ndim != 1 or dtype_name(array) not in ("int32", "int64"):
             raise self.bad("holds a sparse matrix whose indices are no integers")
-        return array
+        return np.asarray(array)
 
     def meta_graph(self) -> Sparse:
         self.magic(_META_GRAPH, "meta graph")

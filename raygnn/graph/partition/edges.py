@@ -135,7 +135,5 @@ def is_reverse_of_hidden(src: IntArray, dst: IntArray, hidden: IntArray, num_sou
     if not len(hidden):
         return np.zeros(len(src), bool)
     reverse = dst * num_sources + src
-    at = np.searchsorted(hidden, reverse)
-    at[at == len(hidden)] = 0
-    matches: Array = hidden[at] == reverse
+    matches: Array = hidden.take(np.searchsorted(hidden, reverse), mode="clip") == reverse
     return matches

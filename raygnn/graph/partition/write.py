@@ -207,11 +207,8 @@ class Assembly:
             ndata["_TYPE"] = node_type
             edata["_TYPE"] = on_demand(np.int32, lambda edges, _: types[edges.etype])
         ends = on_demand(np.int64, sources_of), on_demand(np.int64, destinations_of)
-        frames = (
-            {DEFAULT_NTYPE: NodeFrame(len(nodes), ndata)},
-            {DEFAULT_ETYPE: EdgeFrame(*ends, edata)},
-        )
-        return GraphData("", *frames), halo, cut
+        node_frame, edge_frame = NodeFrame(len(nodes), ndata), EdgeFrame(*ends, edata)
+        return GraphData("", {DEFAULT_NTYPE: node_frame}, {DEFAULT_ETYPE: edge_frame}), halo, cut
 
 
 def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any]:
@@ -235,12 +232,8 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any
     files: dict[str, FileFacts] = {}
     place = f"part{part}"
     (directory / place).mkdir(exist_ok=True)
-    for name, arrays in (
-        ("node_feat", node_data),
-        ("edge_feat", edge_data),
-        ("orig_nids", nodes),
-        ("orig_eids", numbers),
-    ):
+    contents: list[Mapping[str, AnyArray]] = [node_data, edge_data, nodes, numbers]
+    for name, arrays in zip(("node_feat", "edge_feat", "orig_nids", "orig_eids"), contents):
         file = f"{place}/{name}.dgl"
         files[file] = write_tensors(directory / file, arrays)
     (graph, halo, cut), file = assembly.graph(part), f"{place}/graph.dgl"
@@ -303,6 +296,7 @@ def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any
     # a graph may be named raygnn, but its json must not replace the manifest
     name = data.name if f"{data.name}.json" != MANIFEST else f"{data.name}_graph"
     parts, node_map = len(assembly.numbering.bounds) - 1, assembly.numbering.node_map
+    edge_map = homogeneous(assembly.edge_starts)
     return {
         "graph_name": name,
         "num_nodes": data.num_nodes,
@@ -311,9 +305,7 @@ def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any
         "num_parts": parts,
         "halo_hops": 1,
         "node_map": {ntype: rows.tolist() for ntype, rows in node_map.items()},
-        "edge_map": {
-            etype_str(t): r.tolist() for t, r in homogeneous(assembly.edge_starts).items()
-        },
+        "edge_map": {etype_str(etype): rows.tolist() for etype, rows in edge_map.items()},
         "ntypes": {ntype: number for number, ntype in enumerate(data.nodes)},
         "etypes": {etype_str(etype): number for number, etype in enumerate(data.edges)},
     } | {
