@@ -177,8 +177,9 @@ gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
 	RAYGNN_TEST_DEVICE=cuda:0 $(GPU_PYTHON) -m pytest -n $(GPU_JOBS) --dist worksteal -m "not slow" $(GPU_TESTS)
 
-# the datasets of $RAYGNN_DATA as PyG lays them out, for jobs/ where there is no network to download
-data: setup
+# The datasets of $RAYGNN_DATA as PyG lays them out, for jobs/ where there is no network to download. An
+# existing .venv stays as it is.
+data: $(if $(wildcard $(BIN)/python),,setup)
 	$(BIN)/python -m tests.support.datasets $${RAYGNN_DATA:-../shared/data} data
 
 # All but what a torch for GPUs comes with, and what neither training nor the tests load of Ray.
