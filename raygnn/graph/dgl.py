@@ -46,7 +46,6 @@ _LOOK_UPS = (
 _SERVICES = ("_distributed_access", "_distributed_edge_access", "_distributed_get_node_property")
 
 _lock = threading.RLock()
-_module: ModuleType | None = None
 _reasons: dict[str, str] = {}
 
 
@@ -58,11 +57,8 @@ def installed() -> bool:
 def dgl() -> ModuleType:
     """Return the ``dgl`` module, imported at the first call. Raises CapabilityError if DGL is not
     installed or cannot be loaded."""
-    global _module
     with _lock:
-        if _module is None:
-            _module = _load()
-        return _module
+        return _load()
 
 
 def missing() -> dict[str, str]:
@@ -71,27 +67,14 @@ def missing() -> dict[str, str]:
     return dict(_reasons)
 
 
+@functools.cache
 def _load() -> ModuleType:
+    """Import DGL, with placeholders for native add-ons that do not fit this torch."""
     already = sys.modules.get("dgl")
     if already is not None and not hasattr(already, "DGLGraph"):
         message, where = "a module named 'dgl' is not DGL", str(getattr(already, "__file__", "dgl"))
         remedy = "rename the file or package that hides the installed DGL"
         raise CapabilityError(message, where=where, remedy=remedy)
-    module = _import()
-    _accept_any_device(module.distributed)
-    return module
-
-
-def _root() -> Path | None:
-    """Return DGL's directory; None if it is not installed, or is a file or a plain directory."""
-    spec = importlib.util.find_spec("dgl")
-    if spec is None or spec.origin is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0])
-
-
-def _import() -> ModuleType:
-    """Import DGL, with placeholders for native add-ons that do not fit this torch."""
     root = _root()
     if root is None:
         raise CapabilityError(
@@ -121,6 +104,14 @@ def _import() -> ModuleType:
             _install_placeholder("graphbolt", f"{type(error).__name__}: {error}")
 
 
+def _root() -> Path | None:
+    """Return DGL's directory; None if it is not installed, or is a file or a plain directory."""
+    spec = importlib.util.find_spec("dgl")
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
 def _import_quietly() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of torch that DGL 2.1 triggers
@@ -129,6 +120,7 @@ def _import_quietly() -> ModuleType:
             importlib.import_module(f"dgl.{part}")
     for name in _reasons:
         setattr(module, name, sys.modules[f"dgl.{name}"])
+    _accept_any_device(module.distributed)
     return module
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +56,11 @@ def lists_of(
     task, etype, found = config.task, target.etype, dict[str, NegativeLists]()
     if not isinstance(task, LinkPrediction):
         return found
-    for uses, file in (
-        (SPLITS, task.ranking.file),
-        ((TRAINING,), task.negatives.file if config.trains else None),
-    ):
+    to_train = task.negatives.file if config.trains else None
+    for uses, file in ((SPLITS, task.ranking.file), ((TRAINING,), to_train)):
         if file is not None:
-            ends = etype[0], etype[2]
-            ids = {
-                t: held.ids.get(t) if isinstance(held, GraphData) else read_ids(held, t)
-                for t in ends
-            }
+            of: Any = held.ids.get if isinstance(held, GraphData) else partial(read_ids, held)
+            ids = {ntype: of(ntype) for ntype in etype[::2]}
             words = held.names.get(f"{etype_str(etype)}/{target.relation}", [])
             lists = read_lists(file, etype, counts, ids, words if target.relation else None)
             found |= dict.fromkeys(uses, lists)
@@ -178,17 +174,14 @@ def _chunks(file: Path, keys: list[str]) -> Iterator[Chunk]:
     columns: dict[str, pa.Array] = {}
     for name, member in members(file, keys, _REMEDY, tuple(_LISTS)).items():
         array = member.read()
-        if (
-            array.ndim not in (1, 2)
-            or not array.size
-            or len(array) != len(next(iter(columns.values()), array))
-        ):
+        rows = len(next(iter(columns.values()), array))
+        if array.ndim not in (1, 2) or not array.size or len(array) != rows:
             raise DataError(f"its shape is {array.shape}", where=member.origin, remedy=_REMEDY)
         flat = pa.array(array.reshape(-1))
-        lists = array.ndim == 2
-        columns[name] = (
-            pa.FixedSizeListArray.from_arrays(flat, array.shape[1]) if lists else widened(flat)
-        )
+        if array.ndim == 2:
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+        else:
+            columns[name] = widened(flat)
     reader = TableReader([file], keys)
     reader.starts.append(0)
     yield Chunk(reader, columns, 0, False)

@@ -116,10 +116,10 @@ class TimeRange:
 
 def _are_dates(days: IntArray) -> bool:
     """Return True if nearly all numbers are dates from 1900 to 2100, written as yyyymmdd."""
-    year, month, day = days // 10_000, days // 100 % 100, days % 100
-    valid = (
-        (year >= 1900) & (year <= 2100) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-    )
+    parts = days // 10_000, days // 100 % 100, days % 100
+    ranges = (1900, 2100), (1, 12), (1, 31)  # year, month, day
+    within = [(low <= part) & (part <= high) for part, (low, high) in zip(parts, ranges)]
+    valid = np.logical_and.reduce(within)
     return bool(np.mean(valid) >= 0.95)
 
 

@@ -23,7 +23,7 @@ from raygnn.graph.sources import load_graph
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dgl", None)  # as if it were not installed
-    monkeypatch.setattr(door, "_module", None)
+    monkeypatch.setattr(door, "_load", door._load.__wrapped__)  # without its cache
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from raygnn.config.graph import GraphSplit
 from raygnn.config.schema import Config
 from raygnn.graph.arrays import Array, check_row_pointers, dtype_name
 from raygnn.graph.collection import (
-    REMEDY,
     CollectionMeta,
     PackedArray,
     PackedEdges,
@@ -27,7 +26,6 @@ from raygnn.graph.collection import (
     split_graphs,
 )
 from raygnn.graph.data import SPLITS, EdgeType
-from raygnn.graph.partition.manifest import check_size
 from raygnn.storage.remote import AnyPath
 
 
@@ -205,20 +203,16 @@ def _copied(rows: Array, dtype: str) -> Tensor:
 
 def _map(meta: CollectionMeta, column: PackedArray, rows: int) -> Array:
     path = meta.directory / column.file
-    file = meta.files.get(column.file)
-    if file is None:
+    if column.file not in meta.files:
         raise damaged(path, "the manifest does not list this file")
-    check_size(path, file.bytes, REMEDY)
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise damaged(path, f"is not a .npy file: {error}") from error
     expected = (rows, *column.shape)
     if mapped.shape != expected or mapped.dtype != column.stored:
-        raise damaged(
-            path,
-            f"holds {mapped.dtype} of shape {list(mapped.shape)}, expected {column.dtype} of "
-            f"shape {list(expected)}",
-        )
+        wanted = f"{column.dtype} of shape {list(expected)}"
+        message = f"holds {mapped.dtype} of shape {list(mapped.shape)}, expected {wanted}"
+        raise damaged(path, message)
     # a plain array, since slicing a memmap costs many times as much
     return np.asarray(mapped)

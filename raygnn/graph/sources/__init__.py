@@ -177,11 +177,11 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
 
     The arrays are read in pieces of a few megabytes, so that a graph of a hundred gigabytes is
     checked without a copy. Checks that feature matrices are finite and not empty; labels run from
-    -1 (unknown) to below the number of nodes, or are finite or NaN (unknown); masks are bool and
-    disjoint, and their nodes have labels; there are nodes, edges and training nodes (or, if no node
-    type has masks, training edges). The sources check the rest: one row per node or edge, ends in
-    range, labels int64 or float32. The error names the file (``data.origin``), the first bad row
-    and its value.
+    -1 (unknown) to below the number of nodes, or are finite or NaN (unknown); masks are disjoint,
+    and their nodes have labels; there are nodes, edges and training nodes (or, if no node type has
+    masks, training edges). The sources check the rest: one row per node or edge, ends in range,
+    labels int64 or float32, masks bool. The error names the file (``data.origin``), the first bad
+    row and its value.
 
     Args:
         needs_masks: require training nodes or edges even if there are no masks.
@@ -272,9 +272,6 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
         if mask is None:
             continue
         key = f"{kind}/{name}"
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.ndim != 1:
-            message = f"it has shape {tuple(mask.shape)} and dtype {mask.dtype}"
-            raise _error(data, key, message, f"A mask is one bool for each {of}.")
         for other in seen:
             both = _first(mask & arrays[other])
             if both is not None:

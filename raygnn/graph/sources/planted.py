@@ -40,10 +40,8 @@ def files(graph: PlantedGraph) -> list[Path]:
 
 def reading_bytes(graph: PlantedGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: features, sampled numbers per node, and the
-    edges, whose matching needs several arrays at once."""
-    drawn = sum(rows * width * 4 for rows, width in _widths(graph)) + graph.nodes * _NODE
-    also, bought = _numbers_of_edges(graph)
-    return drawn + (also + bought) * _EDGE
+    edges, whose matching needs several arrays at once. A typed graph needs a little less."""
+    return round(graph.nodes * (4 * graph.features + _NODE + graph.degree * _EDGE))
 
 
 def read(graph: PlantedGraph) -> GraphData:
@@ -64,7 +62,7 @@ def read(graph: PlantedGraph) -> GraphData:
         return GraphData("planted", {DEFAULT_NTYPE: item}, {DEFAULT_ETYPE: also})
     users = graph.nodes - items
     taste = _stream(graph, _USERS).integers(0, graph.classes, users)
-    (_, (_, width)) = _widths(graph)
+    width = max(graph.features // 2, 1)
     user = NodeFrame(users, {"feat": _features(graph, taste, _USERS, width)})
     buyer, bought = _purchases(graph, taste, label)
     buys, back = EdgeFrame(buyer, bought), EdgeFrame(bought.copy(), buyer.copy())
@@ -74,26 +72,6 @@ def read(graph: PlantedGraph) -> GraphData:
         ("item", "bought_by", "user"): back,
     }
     return GraphData("planted", {"item": item, "user": user}, edges)
-
-
-def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
-    """Return the number of nodes of each type, and of their features."""
-    items = graph.labelled_nodes
-    if not graph.typed:
-        return [(items, graph.features)]
-    return [(items, graph.features), (graph.nodes - items, max(graph.features // 2, 1))]
-
-
-def _numbers_of_edges(graph: PlantedGraph) -> tuple[int, int]:
-    """Estimate the number of edges between items, and from users to items."""
-    items = graph.labelled_nodes
-    users = graph.nodes - items if graph.typed else 0
-    return round(items * graph.degree), round(items * _bought(graph, users))
-
-
-def _bought(graph: PlantedGraph, users: int) -> float:
-    """Return the mean number of users that buy an item."""
-    return min(graph.degree / 5, users / 4)
 
 
 def _stream(graph: PlantedGraph, thing: int) -> np.random.Generator:
@@ -191,7 +169,7 @@ def _match(stubs: Array, random: np.random.Generator) -> tuple[Array, Array]:
 def _purchases(graph: PlantedGraph, taste: Array, label: Array) -> tuple[Array, Array]:
     """Generate (user, item) pairs, each once: mostly users of the item's own community."""
     random = _stream(graph, _PURCHASES)
-    mean = np.full(len(label), _bought(graph, len(taste)))
+    mean = np.full(len(label), min(graph.degree / 5, len(taste) / 4))  # users that buy an item
     item = np.repeat(np.arange(len(label)), _round(mean, random))
     order = np.argsort(taste, kind="stable")
     start = np.searchsorted(taste[order], label[item])
