@@ -180,7 +180,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "facts that are others": (break_facts, ""),
     "another version": (
         lambda path: (path / "stage.json").write_text('{"version": 99}'),
-        "version: Input should be 2",
+        "stage.json is damaged",
     ),
     "a link in its place": (replace_by_link, "symbolic link"),
     "facts that are a link": (lambda path: replace_by_link(path / "stage.json"), "symbolic link"),

@@ -16,6 +16,7 @@ from raygnn.config.graph import GraphSplit
 from raygnn.config.schema import Config
 from raygnn.graph.arrays import Array, check_row_pointers, dtype_name
 from raygnn.graph.collection import (
+    REMEDY,
     CollectionMeta,
     PackedArray,
     PackedEdges,
@@ -26,6 +27,7 @@ from raygnn.graph.collection import (
     split_graphs,
 )
 from raygnn.graph.data import SPLITS, EdgeType
+from raygnn.graph.partition.manifest import check_size
 from raygnn.storage.remote import AnyPath
 
 
@@ -203,8 +205,10 @@ def _copied(rows: Array, dtype: str) -> Tensor:
 
 def _map(meta: CollectionMeta, column: PackedArray, rows: int) -> Array:
     path = meta.directory / column.file
-    if column.file not in meta.files:
+    file = meta.files.get(column.file)
+    if file is None:
         raise damaged(path, "the manifest does not list this file")
+    check_size(path, file.bytes, REMEDY)
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
