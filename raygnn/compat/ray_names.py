@@ -123,9 +123,8 @@ def own_session(*, logs: bool) -> Iterator[None]:
     """
     from ray._private import node, services
 
-    popen = getattr(services, "ConsolePopen", None)
     idle = ["start_monitor", "start_api_server", *([] if logs else ["start_log_monitor"])]
-    own = popen and functools.partial(popen, start_new_session=True)
+    own = functools.partial(services.ConsolePopen, start_new_session=True)
     with contextlib.ExitStack() as patches:
         patches.enter_context(_patched(services, "ConsolePopen", own))
         for name in idle:
@@ -178,8 +177,7 @@ def free_resources() -> dict[str, dict[str, float]]:
     """Return node id → its free resources. Ray's public function sums them over all nodes."""
     from ray._private import state
 
-    free: dict[str, dict[str, float]] = state.state.available_resources_per_node()
-    return free
+    return dict(state.state.available_resources_per_node())
 
 
 @private(
@@ -199,8 +197,7 @@ def draining_nodes() -> dict[str, float | None]:
 
 def resources_of(scaling_config: Any) -> dict[str, float]:
     """Return the resources of one worker by name, as Ray Train counts them."""
-    needs: dict[str, float] = scaling_config._resources_per_worker_not_none
-    return needs
+    return dict(scaling_config._resources_per_worker_not_none)
 
 
 @private(

@@ -25,6 +25,7 @@ from typing import Any
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask, TaskConfig
 from raygnn.driver.inputs import CollectionInput, Input
+from raygnn.driver.ray_cluster import how_it_ended
 from raygnn.errors import ConfigError
 from raygnn.graph.collection import MissingCollection
 from raygnn.graph.data import TABLE, EdgeFrame, NodeFrame, TrainingRows, etype_str
@@ -179,15 +180,11 @@ def _outcome(
 
 
 def _death(code: int, directory: Path, config: Config) -> Finding:
-    how = f"with exit status {code}"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            how = f"by {signal.Signals(-code).name}"
     printed = (directory / "output").read_bytes()[-_OUTPUT:].decode(errors="replace").strip()
     last = f"; it printed last: {printed}" if printed else ""
     # the kernel sends SIGKILL when memory runs out, which need not be the model's fault
     unsure = code == -signal.SIGKILL or config.cluster.gpus_per_worker > 0
     return (warn if unsure else error)(
-        f"the process of {' with '.join(config.own_steps)} ended {how} on a batch{last}",
+        f"the process of {' with '.join(config.own_steps)} {how_it_ended(code)} on a batch{last}",
         "find out what ended the process: os._exit, a native library, or its use of memory",
     )

@@ -28,8 +28,8 @@ from raygnn.worker.node_files import FileServer, collect
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-_LONGEST_STOP = 60.0  # seconds
-_OWN_STOP = 3.0  # seconds
+_LONGEST_STOP = 60.0  # seconds for the ranks to stop on a cluster
+_OWN_STOP = 3.0  # seconds to stop on an embedded Ray
 _POLL = 0.05  # seconds
 
 # class names of Ray Train's actors
@@ -76,7 +76,7 @@ class Launch:
         # True once a record of a step exists, possibly before the rank reports the step
         self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
-        self._ended = threading.Event()  # see that of `RayCluster`
+        self._ended = threading.Event()  # as in `RayCluster`
         self._stopped = threading.Event()
         cluster.start()
         cluster.host(self._thread)
@@ -240,6 +240,7 @@ class Launch:
         job, comm, workers, inside = self._job, self._comm, self._workers, self._controls()
         cluster = job.config.cluster
         known = {field.name for field in fields(FailureConfig)}
+        plain_names = {n: os.environ[n] for n in (compat.PLAIN,) if n in os.environ}
         fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
         ours = compat.scales_itself()
         scaling_config = ScalingConfig(
@@ -284,13 +285,7 @@ class Launch:
                     **dict.fromkeys(known & {"max_preemption_failures"}, failures),
                 ),
                 # variables that are equal on all nodes; the backend sets the others
-                worker_runtime_env={
-                    "env_vars": {
-                        **ALLOCATOR,
-                        **{n: os.environ[n] for n in (compat.PLAIN,) if n in os.environ},
-                        **comm.everywhere(),
-                    }
-                },
+                worker_runtime_env={"env_vars": {**ALLOCATOR, **plain_names, **comm.everywhere()}},
             ),
         )
 

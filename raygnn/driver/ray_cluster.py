@@ -39,9 +39,9 @@ from raygnn.worker.ray_nodes import takes_connection
 _OBJECT_STORE_BYTES = 200 * 2**20
 
 _START = 180.0  # seconds for Ray to start, or to accept a connection
-_END = 60.0  # seconds for it to end
-_LEAVE = 5.0  # seconds for its processes to follow
-_ROOM = 60.0  # seconds for workers to be placed, at least
+_END = 60.0  # seconds for Ray to end
+_LEAVE = 5.0  # seconds for its processes to end afterwards
+_ROOM = 60.0  # least seconds for workers to be placed
 _CHECK = 2.0  # seconds between test connections to a cluster
 _RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
 _GCS_AWAY = 0.5  # share of the time for which Ray waits for its GCS, before it ends this process
@@ -271,19 +271,18 @@ class RayCluster:
             raise PreflightError(what, remedy="start the job again")
 
     def _start(self) -> None:
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
-        # the default is to wait forever for a rank that does not report
-        os.environ.setdefault(
-            "RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._config.comm.timeout.seconds)
-        )
         # the default is to wait a minute for other jobs; an elastic job's policy has counted the
         # free resources before
         wait = _ROOM if self._config.cluster.elastic else self.patience
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(wait))
-        if self.local:
-            for name, value in _LOCAL.items():
-                os.environ.setdefault(name, value)
+        variables = {
+            # the default is to wait forever for a rank that does not report
+            "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": str(self._config.comm.timeout.seconds),
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(wait),
+            **_QUIET,
+            **(_LOCAL if self.local else {}),
+        }
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
         if self.local and "RAY_AUTH_MODE" not in os.environ:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -465,7 +464,7 @@ class Children:
                 status = process.wait(0)
             except psutil.TimeoutExpired:
                 continue
-            return f"{role} (process {process.pid}) {_ended(status)}"
+            return f"{role} (process {process.pid}) {how_it_ended(status)}"
         return None
 
 
@@ -510,7 +509,8 @@ class Endpoints:
         return not self._silent
 
 
-def _ended(status: int | None) -> str:
+def how_it_ended(status: int | None) -> str:
+    """Describe the end of a process by its exit status, such as "was killed by SIGKILL"."""
     if status is None:
         return "has ended"
     if status < 0:

@@ -40,9 +40,9 @@ def read_wanted(file: Path, key: str) -> Any:
     """Read the ids in a file to a pyarrow array: one per line, or a column of a Parquet file.
     ``key``: name of the column, if there are several: ``node`` or ``graph``, as in the files of
     `raygnn.predict`. Raises InputError if the file cannot be read, or has no ids."""
-    with storage_errors(file, InputError, "see that it is there and may be read"):
+    with storage_errors(file, InputError, "check that it exists and is readable"):
         if not file.is_file():
-            raise InputError("there is no such file", where=str(file), remedy="name one of ids")
+            raise InputError("there is no such file", where=str(file), remedy="name a file of ids")
         values = _column(file, key) if file.suffix == ".parquet" else _lines(file)
     if not len(values):
         raise InputError("the file contains no ids", where=str(file), remedy=_REMEDY)
@@ -199,13 +199,8 @@ class Embedded:
 
     def table(self, key: str) -> pa.Table:
         """Return the columns ``key``, ``split`` and ``embedding``."""
-        return pa.table(
-            {
-                key: pa.array(self.ids, pa.int64()),
-                "split": _splits(self.splits),
-                "embedding": _lists(self.rows),
-            }
-        )
+        columns = {key: pa.array(self.ids, pa.int64()), "split": _splits(self.splits)}
+        return pa.table({**columns, "embedding": _lists(self.rows)})
 
 
 @dataclass(frozen=True)
@@ -225,14 +220,8 @@ class Recommended:
     def table(self) -> pa.Table:
         """Return the columns ``source``, ``rank`` from 1, ``target`` and ``score``."""
         source, place = np.nonzero(self.targets >= 0)
-        return pa.table(
-            {
-                "source": self.ids[source],
-                "rank": place + 1,
-                "target": self.targets[source, place],
-                "score": self.scores[source, place],
-            }
-        )
+        found = {"target": self.targets[source, place], "score": self.scores[source, place]}
+        return pa.table({"source": self.ids[source], "rank": place + 1, **found})
 
 
 def node_splits(shard: Shard, ntype: str) -> np.ndarray:
