@@ -46,7 +46,7 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 248,
-    "compat": 783,
+    "compat": 780,
     "util": 694,
     "config": 4_197,
     "graph": 13_000,
@@ -56,15 +56,15 @@ LINES_TODAY = {
     "preflight": 2_568,
     "storage": 757,
     "checkpoint": 1_682,
-    "worker": 8_116,
-    "driver": 4_002,
+    "worker": 8_105,
+    "driver": 3_994,
     "prediction": 1_343,
     "search": 1_028,
     "serving": 2_352,
     "runs": 4_292,
     "jobs": 1_175,
     "cli": 815,
-    "package": 59_322,
+    "package": 59_300,
     "tests": 60_730,
 }
 MODULES, MODULES_TODAY = 189, 231
