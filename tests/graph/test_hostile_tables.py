@@ -46,7 +46,7 @@ TEXT = "id,x\na,1\nb,2\n"
 PLAIN = TEXT.encode()
 RIGHT: Graph = (["a", "b"], [1, 2], [(0, 1)])
 LOOP = {"e.csv": b"s,t\nb,b\n"}  # edges beside nodes of which one has another id
-LONG = "a value has more than 2,097,152 characters"
+LONG = "a value has more than 2,000,000 characters"
 PACKED = ["n.csv.gz", "cannot be read: zlib"]
 NOT_TEXT = ["n.csv, line 1", "not UTF-8"]
 
@@ -172,6 +172,9 @@ CASES: dict[str, Case] = {
     # lines
     "a short line": (b"id,x\na,1\nb\n", ["n.csv, row 2 (line 3)", "1 columns, expected 2: 'b'"]),
     "a long line": (b"id,x\na,1\nb,2,3\n", ["n.csv, row 2 (line 3)", "3 columns, expected 2"]),
+    "a line of 3 MB": (b"id,x\na,1\n%b,%b\n" % (b"b" * 1_500_000, b"2" * 1_500_000),
+        ["n.csv, row 2 (line 3)", "the line has 3,000,001 bytes, at most 2,000,000"]),
+    "a file that ends in an empty value": (b'id,x,y\na,1,0\nb,""', ["row 2 (line 3)", "2 columns"]),
     "a separator at the end of a line": (b"id,x\na,1,\nb,2\n", RIGHT),
     "a separator at the end of all lines": (b"id,x,\na,1,\nb,2,\n", RIGHT),
     "empty lines": (b"\n\nid,x\n\na,1\n\n\nb,2\n\n", RIGHT),

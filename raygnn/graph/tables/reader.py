@@ -43,9 +43,9 @@ _PATTERNS = "correct files: relative to the YAML; of a URI only the last part ma
 _VALUE = 8  # bytes of a value in an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
-_VALUE_TEXT = 1 << 21  # characters of a value, DuckDB's limit for a line
+_LINE = 2_000_000  # bytes of a CSV line, DuckDB's limit
 _MEMORY = 256 << 20  # default memory limit of a connection, bytes
-csv.field_size_limit(_VALUE_TEXT)
+csv.field_size_limit(_LINE)
 
 Connection: TypeAlias = Any  # DuckDB's
 
@@ -262,8 +262,8 @@ class TableReader:
             return list(opened.schema_arrow.names)
 
     def _head(self, file: AnyPath) -> tuple[list[str], int, str]:
-        """Return the column names of a CSV file, the number of rows to skip, and the line end,
-        since DuckDB may detect that of a quoted line break."""
+        """Return the column names of a CSV file, the number of rows to skip, and the line end.
+        DuckDB would detect the line end of a quoted value."""
         try:
             lines, size = self._start(file)
             rows: Any = csv.reader(lines, **self._dialect(file))
@@ -307,19 +307,23 @@ class TableReader:
         try:
             for number, row, line in self._lines(file):
                 place = f"{file}, row {number} (line {line})" if number else f"{file}, line 1"
+                values = ",".join(row)
                 try:
-                    "".join(row).encode()
+                    size = len(values.encode())
                 except UnicodeEncodeError:
                     raise _wrong_text(place, "there are bytes that are not UTF-8") from None
                 if len(row) != columns:
-                    message = f"there are {len(row)} columns, expected {columns}"
-                    raise _wrong_text(place, f"{message}: {show(','.join(row))}")
+                    message = f"there are {len(row)} columns, expected {columns}: {show(values)}"
+                    raise _wrong_text(place, message)
+                if size >= _LINE:
+                    message = f"the line has {size:,} bytes, at most {_LINE:,} are supported"
+                    raise _wrong_text(place, f"{message}: an open quote?")
         except (csv.Error, OSError) as error:
             message = f"it cannot be read: {error}"
             if "unexpected end" in message:
                 message = "a quote is not closed"
             elif "field limit" in message:
-                message = f"a value has more than {_VALUE_TEXT:,} characters: an open quote?"
+                message = f"a value has more than {_LINE:,} characters: an open quote?"
             raise _wrong_text(f"{file}, after line {line}", message) from None
 
     # --- Parquet
@@ -396,12 +400,12 @@ def separator(file: AnyPath, delimiter: str | None) -> str:
 
 
 def is_table(file: AnyPath) -> bool:
-    """True if a file name is that of a table."""
+    """True if a file name ends in the suffix of a table."""
     return file.suffix in _PARQUET or is_text(file)
 
 
 def is_text(file: AnyPath) -> bool:
-    """True if a file name is that of a CSV file, compressed or not."""
+    """True if a file name ends in a suffix of CSV, compressed or not."""
     return file.name.removesuffix(".gz").endswith(_TEXT)
 
 
