@@ -55,10 +55,6 @@ class DiskArray:
         mode: Any = "r+" if writable else "r"
         return np.memmap(self.path, self.stored, mode, self.offset, shape)
 
-    def whole(self) -> Array | Tensor:
-        """Memory-map the array, ``[rows, …]`` with its declared dtype."""
-        return self.as_declared(self.map())
-
     def read(self, start: int, stop: int) -> Array:
         """Read some rows into memory, as stored."""
         count = (stop - start) * math.prod(self.row_shape)
@@ -181,10 +177,10 @@ class DiskGraph:
     def data(self) -> GraphData:
         """Return the graph with memory-mapped node arrays; edges and edge arrays have only
         shapes."""
-        nodes = {
-            ntype: NodeFrame(num, {n: a.whole() for n, a in self.node_arrays[ntype].items()})
-            for ntype, num in self.num_nodes.items()
-        }
+        nodes = dict[str, NodeFrame]()
+        for ntype, num in self.num_nodes.items():
+            arrays = self.node_arrays[ntype].items()
+            nodes[ntype] = NodeFrame(num, {n: a.as_declared(a.map()) for n, a in arrays})
         edges = {e: _without_content(n, self.runs[e][0].data) for e, n in self.num_edges.items()}
         return GraphData(**{"name": "", **self.others, "nodes": nodes, "edges": edges})
 

@@ -13,13 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from raygnn.config.graph import GraphConfig
 from raygnn.errors import DataError
 from raygnn.graph.arrays import IntArray
 from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore.disk_graph import DiskArray, DiskGraph, spill, store
+from raygnn.graph.outofcore.disk_graph import DiskArray, DiskGraph, spill
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, on_threads
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
@@ -128,4 +126,4 @@ def _assign(
 ) -> None:
     parted = assign(graph.data(), graph.in_one_space, parts, method, seed, scratch)
     for array, part in zip(arrays, parted.values(), strict=True):
-        store(array.path, part.astype(np.int32))
+        array.write(part)

@@ -29,7 +29,7 @@ _FORMAT = 2  # of results and files of tasks; increase it with each change
 Result = Any  # plain JSON types
 # Runs a function for each task, on one or several machines that see the workspace. Yields number
 # and result of tasks as they finish; raises the error of the first task that fails. With ``gpus``,
-# tasks run in processes that persist and have so many GPUs each.
+# tasks run in persistent processes with this number of GPUs each.
 Pool: TypeAlias = Callable[..., Iterator[tuple[int, Result]]]
 
 
