@@ -359,7 +359,7 @@ class Codes:
 
     def _encoded(self, chunk: Chunk) -> tuple[list[Any], Array]:
         column, remedy = self.columns[0], f"{self._kind} are text or integers"
-        return encoded(chunk, column, remedy, chunk.columns[column])
+        return encoded(chunk, column, chunk.columns[column], remedy)
 
     def _share(self, words: Iterable[str | None]) -> str:
         counts = [count for count, _ in self._found.values()]
@@ -388,7 +388,7 @@ def split_codes(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> A
     """Convert a column of train, val, test or nothing to int8 ``[n]``: 0, 1, 2, -1. ``words``:
     other values with their split; None = the table cannot define any."""
     split_of = {**{split: split for split in SPLITS}, **(words or {})}
-    found, rows = encoded(chunk, column, "a split is text", chunk.columns[column])
+    found, rows = encoded(chunk, column, chunk.columns[column], "a split is text")
     codes = np.full(len(found), -1, np.int8)
     for at, word in enumerate(found):
         if word in (None, ""):
@@ -401,7 +401,7 @@ def split_codes(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> A
     return codes[rows]
 
 
-def encoded(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> tuple[list[Any], Array]:
+def encoded(chunk: Chunk, column: str, array: pa.Array, remedy: str) -> tuple[list[Any], Array]:
     """Return the distinct values of a column, followed by None, and for each row the index of its
     value, -1 if it is missing. Values are text, integers, or floats without a fraction (integer
     columns with nulls are often stored so); raises DataError for others."""

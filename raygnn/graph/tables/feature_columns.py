@@ -41,8 +41,6 @@ from raygnn.graph.tables.description import AVERAGES, MAX_WIDTH, SEED, FeatureCo
 from raygnn.graph.tables.reader import Chunk
 
 _ROWS = 1 << 16  # summed or transformed at once
-_ALL_LATER = "no row is earlier than the first validation row"
-_OF_WORDS = "onehot and hash need text or integers"
 _QUANTILES = 1001  # of a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
 _PERIODS = {"month": 12, "weekday": 7, "hour": 24}
@@ -83,13 +81,13 @@ class Transformed:
         self.before: int | None = None
 
     @property
-    def made(self) -> dict[str, Any]:
-        """Transform and state, for a manifest."""
+    def manifest(self) -> dict[str, Any]:
+        """Transform and state, for the partition's manifest."""
         before = {} if self.before is None else {"before": self.before}
-        return {"does": self.says, "state": self.state, **before}
+        return {"does": self.signature, "state": self.state, **before}
 
     @property
-    def says(self) -> dict[str, Any]:
+    def signature(self) -> dict[str, Any]:
         """Transform without its column name; a state is valid for an equal transform only."""
         said = self.described.model_dump(mode="json", exclude_defaults=True, exclude={"column"})
         return said if self._missing is None else {**said, "impute": self._missing}
@@ -140,8 +138,8 @@ class Transformed:
         if self.described.of_words:
             self.state = [[self._vocabulary(counter, where)] for counter in self._words]
         elif self._values is None or not self._values.num:
-            none = "there are no training rows"
-            raise _nothing(where, none if before is None else _ALL_LATER)
+            later = "no row is earlier than the first validation row"
+            raise _cannot_fit(where, "there are no training rows" if before is None else later)
         else:  # a single feature is sorted in place, one of several is copied first
             values = self._values.close().map(writable=True)
             self._values.array.path.unlink()
@@ -154,7 +152,7 @@ class Transformed:
             values.sort()  # NaN (missing values) last
             known = values[: np.searchsorted(values, np.inf, side="right")]
             if not len(known) and argument in AVERAGES:
-                raise _nothing(where, "no training row has a number")
+                raise _cannot_fit(where, "no training row has a number")
             state.append(_fitted(step, argument, known))
             # bucket is the last step, so nothing is fitted to its output
             for start in range(0, len(values) if step != "bucket" else 0, _ROWS):
@@ -229,7 +227,8 @@ class Transformed:
                     array = pc.utf8_trim_whitespace(pc.cast(array, pa.large_string()))
                     some = pc.fill_null(pc.not_equal(array, ""), True)
                     owners, array = owners[to_numpy(some)], array.filter(some)
-            found_words, codes = encoded(chunk, column, _OF_WORDS, array)
+            remedy = "onehot and hash need text or integers"
+            found_words, codes = encoded(chunk, column, array, remedy)
             words, missing = [str(word) for word in found_words[:-1]], codes < 0
             if self._missing is not None and missing.any():
                 codes[missing] = len(words)
@@ -263,7 +262,7 @@ class Transformed:
         return blocks
 
 
-def _nothing(where: str, message: str) -> DataError:
+def _cannot_fit(where: str, message: str) -> DataError:
     remedy = "mark training rows, or reuse the state of a training with graph.vocabulary"
     return DataError(f"{message}, so transforms cannot be fitted", where=where, remedy=remedy)
 
@@ -356,27 +355,25 @@ class Features:
         self.columns = [one.column for one in described]
         self.columns += [c for one in self.transformed if one is not None for c in one.columns]
         self.fill, self.missing = fill, fill or 0.0
-        self._dtype = np.dtype(np.float32)
-        self._widths: list[int] | None = None
+        self._dtype: np.dtype[Any] | None = None  # None until rows are read
+        self._widths: list[int | None] = [None] * len(described)
 
     @property
     def kind(self) -> Kind:
-        widths = self._widths or [1] * len(self.described)  # widths are unknown without rows
-        return str(self._dtype), (sum(widths),)
+        return str(self._dtype or "float32"), (sum(width or 1 for width in self._widths),)
 
     @property
     def names(self) -> list[str]:
         """Name of each feature: its column's, with an index if the column has several."""
-        widths = self._widths or [1] * len(self.described)
         return [
-            one.column if width == 1 else f"{one.column}[{k}]"
-            for one, width in zip(self.described, widths, strict=True)
+            f"{one.column}[{k}]" if width > 1 else one.column
+            for one, width in zip(self.described, (w or 1 for w in self._widths), strict=True)
             for k in range(width)
         ]
 
     @property
     def widening(self) -> int:
-        """Estimated bytes of a row beyond those of its columns."""
+        """Estimated bytes that the transforms add to a row."""
         total = 0
         for one in self.described:
             total += len(one.bucket) if isinstance(one.bucket, tuple) else one.bucket or 0
@@ -392,19 +389,19 @@ class Features:
         """Return each column's transform and state; None if no column has a transform."""
         if not any(self.transformed):
             return None
-        return [one.made if one else None for one in self.transformed]
+        return [one.manifest if one else None for one in self.transformed]
 
     def replay(self, kept: Sequence[Mapping[str, Any] | None] | None, where: str) -> None:
-        """Use the state that `manifest` returned in training. Raises DataError if transforms differ
-        from those of the training."""
+        """Use the state that `manifest` returned in training. Raises DataError if the transforms
+        differ."""
         kept = kept or [None] * len(self.transformed)
         then = [one and one["does"] for one in kept]
-        now = [one and one.says for one in self.transformed]
+        now = [one and one.signature for one in self.transformed]
         if then != now:
             pairs = zip(self.described, now, then, strict=False)
-            differ = ", ".join(repr(one.column) for one, does, did in pairs if does != did)
-            differ = differ or f"there are {len(now)} columns, and were {len(then)}"
-            message = f"columns are not transformed as in the training: {differ}"
+            listed = ", ".join(repr(one.column) for one, new, old in pairs if new != old)
+            listed = listed or f"there are {len(now)} columns, and were {len(then)}"
+            message = f"columns are not transformed as in the training: {listed}"
             remedy = "describe them as in the YAML of the training"
             raise DataError(message, where=where, remedy=remedy)
         for one, made in zip(self.transformed, kept, strict=True):
@@ -414,13 +411,13 @@ class Features:
     def rows(self, chunk: Chunk) -> Array:
         """Return a chunk's rows; raises DataError as `matrix` and `Transformed.rows` do, and if
         float32 follows float16."""
-        widths: Sequence[int | None] = self._widths or [None] * len(self.described)
+        both = zip(self.described, self.transformed, self._widths, strict=True)
         blocks = [
             matrix(chunk, plain.column, width, self.fill) if one is None else one.rows(chunk)
-            for plain, one, width in zip(self.described, self.transformed, widths, strict=True)
+            for plain, one, width in both
         ]
         rows = np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
-        if self._widths is None:
+        if self._dtype is None:
             self._widths, self._dtype = [block.shape[1] for block in blocks], rows.dtype
         if not np.can_cast(rows.dtype, self._dtype):
             message = f"the numbers are {rows.dtype}, and were {self._dtype}"
