@@ -15,8 +15,7 @@ from raygnn.models.linear import Dropout
 from raygnn.models.network import Encoder
 from raygnn.models.typed_layers import Hidden, key
 from raygnn.sampling.batch import Batch, EdgeType
-
-_ENDS = ("source", "target")
+from raygnn.sampling.negatives import ENDS
 
 
 def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hidden:
@@ -28,13 +27,10 @@ def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hid
         seeds = batch.blocks[-1].num_dst[ntype] if batch.blocks else len(batch.x[ntype])
         if ntype not in h or h[ntype].shape != (seeds, width):
             found = list(h[ntype].shape) if ntype in h else "nothing"
-            raise TrainingError(
-                f"the model returned {found} for nodes of type {ntype!r}, expected "
-                f"{[seeds, width]}",
-                where="model.kind",
-                remedy="return a row for each of the last block's destinations, of the width "
-                "that the class was constructed with",
-            )
+            what = f"the model returned {found} for nodes of type {ntype!r}, expected "
+            remedy = "return a row for each of the last block's destinations, of the width that "
+            remedy += "the class was constructed with"
+            raise TrainingError(f"{what}{[seeds, width]}", where="model.kind", remedy=remedy)
     return h
 
 
@@ -80,15 +76,15 @@ class LinkModel(EdgeModel):
     def decode(self, rows: Hidden, part: Any) -> LinkScores:
         """Return scores; ``instead`` are the same K nodes for all edges, or ``[B, K]``. Listed
         negatives follow sampled ones."""
-        by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
-        own = dict(zip(_ENDS, part.pairs))
+        by_end = dict(zip(ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
+        own = dict(zip(ENDS, part.pairs))
         ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
         features = () if part.pair_features is None else (part.pair_features,)
         there = self.decoder.scores(*ends.values(), part.relation, *features)
         if self.idle is not None:
             there = there + 0 * self.idle.to(there.dtype)
         absent, counts = [], []
-        for end, other_end in zip(_ENDS, _ENDS[::-1]):
+        for end, other_end in zip(ENDS, ENDS[::-1]):
             scores, counted = [], []
             for name in (n for n in (end, f"{end}_neg") if n in part.instead):
                 nodes, read = part.instead[name], part.instead_features.get(name)

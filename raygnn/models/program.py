@@ -95,8 +95,9 @@ class _EncoderProgram(Program):
         elapsed: Any = None,
         degree: Any = None,
     ) -> Any:
-        of_edges = relation, edge_x, edge_categories, elapsed
-        block = _block(self.network.schema, edges, x, categories, *of_edges)
+        arrays = {"relation": relation, "rows": edge_x, "categories": edge_categories}
+        arrays["elapsed"] = elapsed
+        block = _block(self.network.schema, edges, x, categories, arrays)
         degrees = {e: (degree or {}).get(etype_str(e), adj.degree) for e, adj in block.adj.items()}
         blocks = [block] * self.network.num_layers
         h: Hidden = self.network.represent(blocks, x or {}, degrees, None, categories)
@@ -122,7 +123,8 @@ class _GraphProgram(Program):
         edge_categories: Any = None,
     ) -> Tensor:
         schema = self.network.schema
-        block = _block(schema, edges, x, categories, None, edge_x, edge_categories)
+        arrays = {"rows": edge_x, "categories": edge_categories}
+        block = _block(schema, edges, x, categories, arrays)
         graphs = {}
         for ntype, counts in sizes.items():
             num = block.num_src[ntype]
@@ -206,12 +208,9 @@ def write(program: Program, file: Path) -> Any:
         content.seek(0)
         widths = check(program, torch.export.load(content).module())
     except Exception as error:  # torch has no common error type for failed exports
-        raise CapabilityError(
-            f"torch {torch.__version__} cannot export this network with equal outputs: "
-            f"{error_text(error)}",
-            where=file.name,
-            remedy="export it with another version of torch",
-        ) from error
+        what = f"torch {torch.__version__} cannot export this network with equal outputs: "
+        what, remedy = what + error_text(error), "export it with another version of torch"
+        raise CapabilityError(what, where=file.name, remedy=remedy) from error
     with replacing(file) as stream:
         stream.write(content.getbuffer())
     return widths
@@ -315,15 +314,15 @@ def _graph_inputs(schema: Typed) -> InputSpecs:
     return {name: of_types for name, of_types in inputs.items() if of_types}
 
 
-def _block(schema: Typed, edges: Any, x: Any, categories: Any, *of_edges: Any) -> Block:
-    """Build the block of one graph, for every layer. ``of_edges``: further arguments of
-    `Adjacency.of_edges`, each by edge type."""
+def _block(schema: Typed, edges: Any, x: Any, categories: Any, arrays: Mapping[str, Any]) -> Block:
+    """Build the block of one graph, for every layer. ``arrays``: see `Adjacency.of_edges`, each by
+    edge type; None = no array."""
     nums = {t: next(iter(named.values())).shape[0] for t, named in (categories or {}).items()}
     nums |= {t: rows.shape[0] for t, rows in (x or {}).items()}
     adj = {}
     for etype in schema.etypes:
         name = etype_str(etype)
         src, dst = edges[name].unbind(0)
-        data = [(given or {}).get(name) for given in of_edges]
-        adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], *data)
+        own = {kind: given[name] for kind, given in arrays.items() if name in (given or {})}
+        adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], **own)
     return Block(adj, nums, nums)

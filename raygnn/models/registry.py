@@ -33,15 +33,15 @@ from raygnn.sampling.batch import EdgeType, etype_str
 _OF_EDGES = ("relations", "edge_features", "edge_categories", "edge_times")
 
 
-def build_model(config: ModelConfig, schema: Schema) -> Encoder:
-    """Build the network of a task whose seeds are nodes.
+def build_model(config: ModelConfig, schema: Schema, *, head: bool = True) -> Encoder:
+    """Build the network of a task whose seeds are nodes. ``head``: see `Direct`.
 
     Raises:
         ConfigError: a user's class cannot be imported or constructed, or rows that lightgcn adds
             have different widths.
     """
     if isinstance(config, NoLayersConfig):
-        return Direct(schema)
+        return Direct(schema, head=head)
     if isinstance(config, LightGcnConfig):
         _check_widths(schema.widths, "lightgcn adds up")
         keys = {name: getattr(config, name) for name in ("kind", "layers", "hidden")}
@@ -73,38 +73,30 @@ def build_edge_model(
         ConfigError: see `build_model`; the ends have different widths, or there is nothing to
             train.
     """
+    encoder, width = build_model(config, schema, head=False), schema.out_features
     if isinstance(config, NoLayersConfig):
         width = _check_widths({t: schema.widths[t] for t in (etype[0], etype[2])}, "decoders need")
-        encoder: Encoder = Direct(schema, head=False)
-    else:
-        encoder, width = build_model(config, schema), schema.out_features
     if decoder in COMPLEX and width % 2:
-        raise ConfigError(
-            f"{decoder} needs rows of even width, and nodes have {width} numbers",
-            where="model.decoder",
-            remedy="make that width even, or choose another decoder",
-        )
+        what = f"{decoder} needs rows of even width, and nodes have {width} numbers"
+        remedy = "make that width even, or choose another decoder"
+        raise ConfigError(what, where="model.decoder", remedy=remedy)
     head = make_decoder(config, decoder, width, relations, out or 1, features)
     if config.embedding is None and not [*encoder.parameters(), *head.parameters()]:
-        raise ConfigError(
-            f"model.kind {config.kind} with the decoder {decoder} has no weights",
-            where="model.decoder",
-            remedy="set model.embedding, or choose another decoder or model.kind",
-        )
+        what = f"model.kind {config.kind} with the decoder {decoder} has no weights"
+        remedy = "set model.embedding, or choose another decoder or model.kind"
+        raise ConfigError(what, where="model.decoder", remedy=remedy)
     return (LinkModel if out is None else EdgeModel)(encoder, head, etype)
 
 
 def _check_widths(widths: Mapping[str, int], reader: str) -> int:
     """Return the only width of rows. Raises ConfigError if there are several."""
-    if len(set(widths.values())) > 1:
-        raise ConfigError(
-            f"nodes of {' and '.join(widths)} have rows of {sorted(set(widths.values()))} numbers, "
-            f"and {reader} rows of equal widths",
-            where="model.kind",
-            remedy="choose another model.kind, or give the types rows of one width "
-            "(model.embedding, model.features)",
-        )
-    return next(iter(widths.values()))
+    several = sorted(set(widths.values()))
+    if len(several) > 1:
+        what = f"nodes of {' and '.join(widths)} have rows of {several} numbers, and {reader} rows "
+        remedy = "choose another model.kind, or give the types rows of one width "
+        remedy += "(model.embedding, model.features)"
+        raise ConfigError(f"{what}of equal widths", where="model.kind", remedy=remedy)
+    return several[0]
 
 
 def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
@@ -140,12 +132,9 @@ def restore(values: Mapping[str, Any], config: ModelConfig) -> nn.Module:
         raise ValueError(f"invalid description of a network's data: {error}") from error
     if isinstance(schema, GraphSchema):
         return build_graph_model(config, schema)
+    encoder = build_model(config, schema, head=not heads)
     if not heads:
-        return build_model(config, schema)
-    if isinstance(config, NoLayersConfig):
-        encoder: Encoder = Direct(schema, head=False)
-    else:
-        encoder = build_model(config, schema)
+        return encoder
     if isinstance(head := heads.get(""), EdgeHead):
         return EdgeModel(encoder, head.decoder, head.etype)
     return MultitaskModel(encoder, heads)

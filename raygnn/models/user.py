@@ -37,12 +37,10 @@ class _UserModule(nn.Module):
     def __init__(self, config: UserModelConfig, schema: Typed):
         super().__init__()
         if schema.categories:
-            raise ConfigError(
-                f"{config.kind} does not receive categories",
-                where="model.categories",
-                remedy="remove it and list the arrays in model.features, as numbers, or use a "
-                f"built-in kind ({', '.join(MODEL_FAMILIES)})",
-            )
+            what, families = f"{config.kind} does not receive categories", ", ".join(MODEL_FAMILIES)
+            remedy = "remove it and list the arrays in model.features, as numbers, or use a "
+            remedy += f"built-in kind ({families})"
+            raise ConfigError(what, where="model.categories", remedy=remedy)
         self.plain = list(schema.in_features) == [DEFAULT_NTYPE]
         given = self.features(dict(schema.in_features))
         cls: type[nn.Module] = load_class(config.kind, nn.Module, "torch.nn.Module", "model.kind")
@@ -235,9 +233,6 @@ def construct(cls: Callable[..., C], where: str, given: str, /, *first: Any, **a
     try:
         return cls(*first, **args)
     except TypeError as error:
-        raise ConfigError(
-            f"{cls.__name__} could not be constructed: {error}",
-            where=where,
-            remedy=f"it is called as {cls.__name__}({given}); its signature is "
-            f"{inspect.signature(cls)}",
-        ) from error
+        what = f"{cls.__name__} could not be constructed: {error}"
+        remedy = f"it is called as {cls.__name__}({given}); its signature is "
+        raise ConfigError(what, where=where, remedy=f"{remedy}{inspect.signature(cls)}") from error

@@ -20,7 +20,7 @@ from raygnn.driver.launch import Launch
 from raygnn.driver.session import Session, session_beside
 from raygnn.driver.watch import Watch
 from raygnn.errors import InputError
-from raygnn.prediction.asked_config import config_for_others, config_of
+from raygnn.prediction.run_config import config_for_others, config_of
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import CHECKPOINTS

@@ -54,27 +54,25 @@ class Adjacency:
     excluded: Tensor | None = None
 
     @staticmethod
-    def of_edges(
-        src: Tensor,
-        dst: Tensor,
-        num_dst: int,
-        relation: Tensor | None = None,
-        rows: Tensor | None = None,
-        categories: Mapping[str, Tensor] | None = None,
-        elapsed: Tensor | None = None,
-    ) -> Adjacency:
-        """Group edges ``src`` and ``dst``, int64 ``[E]``, by destination, in a stable order."""
+    def of_edges(src: Tensor, dst: Tensor, num_dst: int, **arrays: Any) -> Adjacency:
+        """Group edges ``src`` and ``dst``, int64 ``[E]``, by destination, in a stable order;
+        ``arrays``: attributes from ``relation`` to ``elapsed``."""
         order = torch.argsort(dst, stable=True)
         starts = dst.new_zeros(num_dst + 1).index_add_(0, dst + 1, torch.ones_like(dst))
-        grouped = Adjacency(
-            starts.cumsum(0),
-            src.index_select(0, order),
-            None if relation is None else relation.index_select(0, order),
-            None if rows is None else rows.index_select(0, order),
-            {n: numbers.index_select(0, order) for n, numbers in (categories or {}).items()},
-            None if elapsed is None else elapsed.index_select(0, order),
-        )
+        grouped = Adjacency(starts.cumsum(0), src, **arrays)
+        grouped = grouped.with_edges(order, grouped.indptr, src.index_select(0, order))
         return grouped.knowing(dst.index_select(0, order))
+
+    def with_edges(self, edges: Tensor, indptr: Tensor, src: Tensor) -> Adjacency:
+        """Return the lists ``indptr`` of the sources ``src`` with the arrays of ``edges``, int64
+        ``[E]``."""
+
+        def chosen(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.index_select(0, edges)
+
+        categories = {name: n.index_select(0, edges) for name, n in self.categories.items()}
+        arrays = chosen(self.relation), chosen(self.rows), categories, chosen(self.elapsed)
+        return Adjacency(indptr, src, *arrays)
 
     def with_rows(self, rows: Tensor) -> Adjacency:
         """Return the same edges with ``rows`` ``[E, F]``, keeping cached properties."""
@@ -352,8 +350,10 @@ class GraphBatch(Share):
         nums = self.num_nodes
         adj = {}
         for etype, (src, dst) in self.edges.items():
-            data = self.edge_x.get(etype), self.edge_categories.get(etype)
-            adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], None, *data)
+            rows, categories = self.edge_x.get(etype), self.edge_categories.get(etype, {})
+            adj[etype] = Adjacency.of_edges(
+                src, dst, nums[etype[2]], rows=rows, categories=categories
+            )
         counted = {}
         if self.padded:  # padding is excluded from statistics
             real = self.weight > 0

@@ -14,6 +14,7 @@ from numba import njit
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import Ids, as_ids
 from raygnn.sampling.host_memory import Host
+from raygnn.sampling.kernels import COMPILE
 from raygnn.sampling.plan import Fanout
 
 Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
@@ -147,7 +148,7 @@ def _highest(score: np.ndarray, spans: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate(chosen)
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@njit(**COMPILE)
 def _include(chance, log_missed):  # type: ignore[no-untyped-def]
     """Add the probabilities of being sampled to ``chance``: see `_spread`."""
     for i in range(chance.shape[0]):
@@ -155,7 +156,7 @@ def _include(chance, log_missed):  # type: ignore[no-untyped-def]
         chance[i] -= (np.float32(1) - chance[i]) * np.float32(np.expm1(log_missed[i]))
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@njit(**COMPILE)
 def _spread(  # type: ignore[no-untyped-def]
     indptr, src, chance, fanout, replace, log_missed, first
 ):

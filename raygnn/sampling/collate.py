@@ -186,11 +186,9 @@ def check_schema(
     meta = samples.meta
 
     def unlike(found: str, expected: str) -> DataError:
-        return DataError(
-            f"the graphs have {found}, the training graphs {expected}",
-            where=str(meta.directory),
-            remedy="give them the schema of the graphs that the model was trained on",
-        )
+        what = f"the graphs have {found}, the training graphs {expected}"
+        remedy = "give them the schema of the graphs that the model was trained on"
+        return DataError(what, where=str(meta.directory), remedy=remedy)
 
     for kinds, types, expected in (
         ("node types", set(meta.nodes), set(pattern.num_nodes)),

@@ -317,12 +317,9 @@ class FailureBroadcast:
             return
         rank, _, cause = self.store.get("cause").decode().partition("\n")
         if int(rank) != self.world.rank:
-            raise TrainingError(
-                f"rank {rank} could not prepare its batch: {cause}",
-                where=f"rank {rank}",
-                remedy="see that rank's log for the traceback",
-                rank=int(rank),
-            )
+            what, where = f"rank {rank} could not prepare its batch: {cause}", f"rank {rank}"
+            remedy = "see that rank's log for the traceback"
+            raise TrainingError(what, where=where, remedy=remedy, rank=int(rank))
 
 
 @dataclass(frozen=True)

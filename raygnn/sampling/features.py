@@ -433,10 +433,8 @@ def choose_edge_inputs(
     }
     present = {name for i in chosen.values() for name in (*i.plain, *i.categories)}
     if missing := [name for name in (*features, *categories) if name not in present]:
-        raise DataError(
-            f"no edge type has an array {missing[0]!r}",
-            remedy="set model.edge_features and model.edge_categories to existing arrays",
-        )
+        remedy = "set model.edge_features and model.edge_categories to existing arrays"
+        raise DataError(f"no edge type has an array {missing[0]!r}", remedy=remedy)
     return {etype: inputs for etype, inputs in chosen.items() if inputs.stored}
 
 

@@ -282,19 +282,14 @@ class BatchLoader:
         """
         here = self.state_dict()
         if state.get("data", here["data"]) != here["data"]:
-            raise InputError(
-                "the checkpoint was trained on other data, or on another split of them",
-                remedy="resume with the run's data; a dataset's own splits must be the same each "
-                "time it is loaded",
-            )
-        for name in self.make.plan.state:
-            if state.get(name) == here[name]:
-                continue
-            raise InputError(
-                f"the checkpoint has {name} {state[name]}, this run has {here[name]}",
-                remedy="resume with the run's graph, train.seed, train.accumulate and "
-                "sampling.batch_size × workers",
-            )
+            what = "the checkpoint was trained on other data, or on another split of them"
+            remedy = "resume with the run's data; a dataset's own splits must never change"
+            raise InputError(what, remedy=remedy)
+        for name, value in self.make.plan.state.items():
+            if state.get(name) != value:
+                what = f"the checkpoint has {name} {state[name]}, this run has {value}"
+                remedy = "resume with the run's graph, train.seed, train.accumulate and "
+                raise InputError(what, remedy=f"{remedy}sampling.batch_size × workers")
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]
 

@@ -55,10 +55,12 @@ class Steps:
         steps_per_epoch: batches of an epoch.
         accumulate: batches whose gradients are accumulated for one optimizer step; the last step
             of an epoch may have fewer.
+        state: units of positions in a checkpoint, as JSON types.
     """
 
     steps_per_epoch: int
     accumulate: int
+    state: Mapping[str, Any]
 
     @property
     def updates_per_epoch(self) -> int:
@@ -74,11 +76,6 @@ class Steps:
         """Return the steps of an epoch that share an optimizer step with ``step``."""
         first = step // self.accumulate * self.accumulate
         return range(first, min(first + self.accumulate, self.steps_per_epoch))
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Units of positions in a checkpoint, as JSON types."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class SeedPlan(Steps):
         return -(-self.num_seeds // self.global_batch)
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:  # type: ignore[override]
         """See `Steps`."""
         return asdict(self)
 
@@ -143,7 +140,7 @@ class MultitaskPlan(Steps):
         return max(plan.steps_per_epoch for plan in self.plans.values())
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:  # type: ignore[override]
         """See `Steps`."""
         plans = self.plans.items()
         return {
@@ -208,11 +205,8 @@ def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: i
     existing = ", ".join(map(etype_str, etypes))
     for name, meant in names.items():
         if name != _OTHERS and not meant:
-            raise ConfigError(
-                f"{name!r} is no edge type of this graph, which has: {existing}",
-                where=where,
-                remedy="name one of them, or its relation",
-            )
+            what = f"{name!r} is no edge type of this graph, which has: {existing}"
+            raise ConfigError(what, where=where, remedy="name one of them, or its relation")
     numbers: dict[EdgeType, int] = {}
     # relations first: a complete name belongs to one edge type and takes precedence
     for name in sorted(names, key=lambda name: ":" in name):
@@ -220,10 +214,8 @@ def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: i
     for etype in etypes:
         if etype not in numbers:
             if _OTHERS not in hop:
-                raise ConfigError(
-                    f"no number is set for the edge type {etype_str(etype)}",
-                    where=where,
-                    remedy=f"add it, or {_OTHERS!r} for all edge types that are not named",
-                )
+                what = f"no number is set for the edge type {etype_str(etype)}"
+                remedy = f"add it, or {_OTHERS!r} for all edge types that are not named"
+                raise ConfigError(what, where=where, remedy=remedy)
             numbers[etype] = hop[_OTHERS]
     return {etype: numbers[etype] for etype in etypes}

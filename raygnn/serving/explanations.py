@@ -76,7 +76,7 @@ def unroll(blocks: Sequence[Block], outputs: Mapping[str, int]) -> Tree:
             parent = torch.repeat_interleave(torch.arange(len(targets)), degree)
             chosen = torch.arange(many) + (lists.indptr[targets] - indptr[:-1])[parent]
             begin = sum(map(len, sources[etype[0]]))
-            adj[etype] = _chosen(lists, chosen, indptr, torch.arange(many) + begin, targets)
+            adj[etype] = lists.with_edges(chosen, indptr, torch.arange(many) + begin)
             numbers = torch.arange(many) + len(edges)
             ends = zip(lists.src[chosen].tolist(), targets[parent].tolist())
             edges += [(etype, source, target) for source, target in ends]
@@ -87,25 +87,6 @@ def unroll(blocks: Sequence[Block], outputs: Mapping[str, int]) -> Tree:
         paths = {t: torch.cat(parts, 1) for t, parts in ways.items()}
         grown.insert(0, Block(adj, {t: len(own) for t, own in nodes.items()}, num_dst))
     return Tree(grown, nodes, paths, edges)
-
-
-def _chosen(
-    lists: Adjacency, chosen: Tensor, indptr: Tensor, src: Tensor, targets: Tensor
-) -> Adjacency:
-    """Return the lists of ``targets``, whose edges are ``chosen``, with new sources."""
-
-    def of_edges(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[chosen]
-
-    return Adjacency(
-        indptr,
-        src,
-        of_edges(lists.relation),
-        of_edges(lists.rows),
-        {name: numbers[chosen] for name, numbers in lists.categories.items()},
-        of_edges(lists.elapsed),
-        None if lists.excluded is None else lists.excluded[targets],
-    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.sources import normalize
 from raygnn.models.heads import EdgeModel
 from raygnn.sampling.collate import arrays_of, names_of
+from raygnn.sampling.negatives import ENDS
 from raygnn.serving.questions import (
     AnswerRows,
     GraphQuestion,
@@ -34,7 +35,6 @@ from raygnn.worker.planes.prediction_rows import Format, relation_of
 from raygnn.worker.planes.recommendations import Recommender
 
 _SEARCHES = 8  # cached searches, one for each relation
-_ENDS = "source", "target"
 _SEE = "see /schema"
 
 
@@ -93,7 +93,7 @@ class LinkAnswers:
         sources = self._model.ids(source).positions(one.ids, "ids")
         found = search.lists(sources, self._of(source, sources), one.k).table()
         rows: AnswerRows = found.to_pylist()
-        for end, ntype in zip(_ENDS, self._ends):
+        for end, ntype in zip(ENDS, self._ends):
             names = self._model.ids(ntype).names(found[end].to_numpy())
             rows = [{**row, end: name} for row, name in zip(rows, names)]
         return rows
@@ -171,8 +171,8 @@ class GraphAnswers:
         sizes = {ntype: len(next(iter(arrays.values()))) for ntype, arrays in nodes.items()}
         for name, given in graph.edges.items():
             arrays = self._arrays(types[name], given, f"{where}.edges.{name}")
-            ends = [arrays.pop(end) for end in _ENDS]
-            for end, ids, ntype in zip(_ENDS, ends, types[name][::2]):
+            ends = [arrays.pop(end) for end in ENDS]
+            for end, ids, ntype in zip(ENDS, ends, types[name][::2]):
                 _check_range(ids, sizes[ntype], f"{where}.edges.{name}.{end}")
             edges[types[name]], edge_data[types[name]] = (ends[0], ends[1]), arrays
         frames = {ntype: NodeFrame(sizes[ntype], arrays) for ntype, arrays in nodes.items()}
@@ -185,7 +185,7 @@ class GraphAnswers:
         """Return the arrays of a type that the model reads, for edges also their ends."""
         likes = {name: arrays_of(self._pattern, kind)[name] for name in self._read(kind)}
         if not isinstance(kind, str):
-            likes |= dict.fromkeys(_ENDS, torch.empty(0, dtype=torch.int64))
+            likes |= dict.fromkeys(ENDS, torch.empty(0, dtype=torch.int64))
         _check_names(given, likes, where)
         if not likes:
             what = "the model reads no array of these nodes, from which to count them"

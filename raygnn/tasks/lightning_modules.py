@@ -30,10 +30,8 @@ _PENDING = 1024  # unread losses
 
 def exit_error(error: BaseException, where: str = "the model") -> TrainingError:
     """Return an ordinary error for one of `EXITS` that the user's code raised."""
-    return TrainingError(
-        f"{error_text(error)} was raised in {where}",
-        remedy="raise another error; to end training early, set trainer.should_stop on every rank",
-    )
+    remedy = "raise another error; to end training early, set trainer.should_stop on every rank"
+    return TrainingError(f"{error_text(error)} was raised in {where}", remedy=remedy)
 
 
 def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -149,12 +147,9 @@ class TaskModule(pl.LightningModule):
             out = out.unsqueeze(1)
         if not isinstance(out, Tensor) or out.shape != wanted:
             found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise TrainingError(
-                f"the model returned {found}, expected [{wanted[0]}, {wanted[1]}]: a row for each "
-                "seed",
-                where="model.kind",
-                remedy="return [B, out_features] from forward, as the class was constructed with",
-            )
+            what = f"the model returned {found}, expected {list(wanted)}: a row for each seed"
+            remedy = "return [B, out_features] from forward, as the class was constructed with"
+            raise TrainingError(what, where="model.kind", remedy=remedy)
         return out
 
     def losses(self, batch: Any) -> Tensor:
@@ -175,12 +170,10 @@ class TaskModule(pl.LightningModule):
         of all ranks, scaled for the average of gradients, and record it for ``train/loss``. Raises
         TrainingError if they have another shape."""
         if losses.shape != batch.weight.shape:
-            raise TrainingError(
-                f"training_step passed losses {list(losses.shape)} to self.mean, expected "
-                f"{list(batch.weight.shape)}: one for each seed",
-                where="task.kind",
-                remedy='leave the mean to raygnn.Task.mean (torch\'s losses: reduction="none")',
-            )
+            what = f"training_step passed losses {list(losses.shape)} to self.mean, expected "
+            what += f"{list(batch.weight.shape)}: one for each seed"
+            remedy = 'leave the mean to raygnn.Task.mean (torch\'s losses: reduction="none")'
+            raise TrainingError(what, where="task.kind", remedy=remedy)
         total = (losses * batch.weight).sum()
         self.window.add({"": (total.detach(), batch.total)}, batch)
         return self._scaled(total / batch.window)
@@ -232,12 +225,10 @@ class TaskModule(pl.LightningModule):
 
     def on_before_backward(self, loss: Tensor) -> None:
         if not self._is_mean:
-            raise TrainingError(
-                f"{type(self).__name__}.training_step did not call self.mean, so its loss would "
-                "depend on the number of workers",
-                where="task.kind",
-                remedy="return self.mean(losses, batch), with a loss for each seed",
-            )
+            what = f"{type(self).__name__}.training_step did not call self.mean, so its loss would "
+            what += "depend on the number of workers"
+            remedy = "return self.mean(losses, batch), with a loss for each seed"
+            raise TrainingError(what, where="task.kind", remedy=remedy)
 
     def configure_optimizers(self) -> Any:
         # Lightning refuses to clip gradients that a fused optimizer might have to unscale first

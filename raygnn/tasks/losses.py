@@ -160,17 +160,13 @@ def own_loss(config: TaskConfig) -> Loss:
         losses = load()(outputs, plain_targets(config, outputs, y))
         if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
             found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise TrainingError(
-                f"{spec} returned {found}, expected [{len(outputs)}]: a loss of each seed",
-                where="task.loss",
-                remedy="return the losses of single seeds; raygnn averages them over all workers",
-            )
+            what = f"{spec} returned {found}, expected [{len(outputs)}]: a loss of each seed"
+            remedy = "return the losses of single seeds; raygnn averages them over all workers"
+            raise TrainingError(what, where="task.loss", remedy=remedy)
         if outputs.requires_grad and not losses.requires_grad:
-            raise TrainingError(
-                f"the result of {spec} has no gradient",
-                where="task.loss",
-                remedy="compute it from the outputs with torch functions, without detach",
-            )
+            what = f"the result of {spec} has no gradient"
+            remedy = "compute it from the outputs with torch functions, without detach"
+            raise TrainingError(what, where="task.loss", remedy=remedy)
         return losses.float()
 
     return loss

@@ -66,11 +66,9 @@ def own_metric(config: TaskConfig, outputs: Tensor, targets: Tensor) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise TrainingError(
-            f"{config.own['metric']} returned {type(value).__name__}, expected one number",
-            where="task.metric",
-            remedy="return a float; the highest value is the best",
-        ) from None
+        what = f"{config.own['metric']} returned {type(value).__name__}, expected one number"
+        remedy = "return a float; the highest value is the best"
+        raise TrainingError(what, where="task.metric", remedy=remedy) from None
 
 
 def every_class(task: TaskConfig, y: Tensor, num: int) -> Tensor:

@@ -109,7 +109,7 @@ def exact(run: Run, config: Config, data: GraphData) -> Tensor:
     rows = torch.cat(columns, 1) if columns else None
     categories = {n: torch.as_tensor(edges.data[n]) for n in model.edge_category_widths}
     src, dst = torch.as_tensor(edges.src), torch.as_tensor(edges.dst)
-    adj = Adjacency.of_edges(src, dst, NODES, None, rows, categories)
+    adj = Adjacency.of_edges(src, dst, NODES, rows=rows, categories=categories)
     schema = Schema(
         {"one": 2},
         [PAYS],

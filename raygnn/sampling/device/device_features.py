@@ -160,10 +160,8 @@ class DeviceFeatures:
         with contextlib.suppress(RuntimeError):  # the next launch reports that error once more
             torch.zeros(1, device=self._device)
         if not copies:
-            raise TrainingError(
-                f"feature rows cannot be page-locked in place ({failure}), and the host has no "
-                "memory for a copy for each worker"
-            )
+            what = f"feature rows cannot be page-locked in place ({failure}), and the host has no "
+            raise TrainingError(f"{what}memory for a copy for each worker")
         log.warning("each worker page-locks a copy of the feature rows; in place, %s", failure)
         return False
 

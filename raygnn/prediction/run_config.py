@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,11 +22,13 @@ from raygnn.storage.remote import any_path
 from raygnn.util.files import is_vacant, read_json
 from raygnn.worker.planes import vocabulary
 
-# suffixes of keys that new data get from the training
-_SPLIT = tuple(f".split{key}" for key in ("", ".by", ".val", ".test", ".seed", ".time"))
 # keys that no weight depends on
-_RANKED = tuple(f".ranking.{key}" for key in ("candidates", "edges", "file", "top"))
-_TOLD = (".ntype", ".etype", "model.relation", *_RANKED, *_SPLIT)
+_EVALUATION_KEYS = r"\.ranking\.(candidates|edges|file|top)$"
+# keys that may also differ for new data, some of which follow from the weights
+_NEW_DATA_KEYS = (
+    r"^graph|(\.ntype|\.etype|model\.relation|\.split(\.(by|val|test|seed|time))?)$|"
+    + _EVALUATION_KEYS
+)
 
 
 def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config:
@@ -41,8 +44,7 @@ def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config
         values |= _partition(run, overrides)
     config = load_config(values, overrides)
     remedy = "change keys of cluster, comm, staging, fault, partition, ranking, or graph.path"
-    before = {key: value for key, value in fixed(run.config).items() if not key.endswith(_RANKED)}
-    return _unchanged(before, config, remedy)
+    return _unchanged(run, config, _EVALUATION_KEYS, remedy)
 
 
 def _values(run: Run, trust: bool) -> dict[str, Any]:
@@ -52,7 +54,10 @@ def _values(run: Run, trust: bool) -> dict[str, Any]:
     return {**recorded, "storage": storage, "name": run.name, "logging": {"loggers": []}}
 
 
-def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:
+def _unchanged(run: Run, config: Config, free: str, remedy: str) -> Config:
+    """Return the configuration. Raises ConfigError if it changes keys of the run that training
+    fixed. ``free``: regular expression of keys that may change."""
+    before = {key: v for key, v in fixed(run.config).items() if not re.search(free, key)}
     if changed := changes(before, config):
         what = f"a trained model cannot be changed: {'; '.join(changed)}"
         raise ConfigError(what, where="--set", remedy=remedy)
@@ -101,17 +106,13 @@ def config_for_others(
     values["model"] = {**model, "relation": relation or model.get("relation")}
     values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
     config = load_config(values, overrides)
-    before = {
-        key: value
-        for key, value in fixed(run.config).items()
-        if not key.startswith("graph") and not key.endswith(_TOLD)
-    }
     _check_scaling(run, config)
-    _unchanged(before, config, "change keys of graph, partition, cluster, comm, staging or fault")
-    return _with_words(config, trained)
+    remedy = "change keys of graph, partition, cluster, comm, staging or fault"
+    _unchanged(run, config, _NEW_DATA_KEYS, remedy)
+    return _with_categories(config, trained)
 
 
-def _with_words(config: Config, trained: Weights) -> Config:
+def _with_categories(config: Config, trained: Weights) -> Config:
     """Return the configuration with the training's categories and transforms of tables."""
     if isinstance(config.graph, TablesGraph):
         graph = config.graph.model_copy(update={"vocabulary": trained.about})
