@@ -367,11 +367,12 @@ def _replica() -> ModelReplica:
 async def _refusal(_: Request, error: Any) -> JSONResponse:
     """Report the problems of a request in one form, without its values, which may not be JSON."""
     if isinstance(error, RequestValidationError):
-        said = {"unexpected_keyword_argument": "there is no such field"}
-        found = error.errors()[:_REPORTED]
-        places = [".".join(map(str, one["loc"])) for one in found]
-        texts = [said.get(one["type"], one["msg"]) for one in found]
-        return _errors(422, *((text, place, None) for text, place in zip(texts, places)))
+        texts = {"unexpected_keyword_argument": "the request has no such field"}
+        found = [
+            (texts.get(one["type"], one["msg"]), ".".join(map(str, one["loc"])), None)
+            for one in error.errors()[:_REPORTED]
+        ]
+        return _errors(422, *found)
     if isinstance(error, RequestError):
         return _errors(400, (error.what, error.where, error.remedy))
     return _errors(error.status_code, (error.detail, None, None), headers=error.headers)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -243,6 +242,4 @@ def _integrated(score: Callable[..., Tensor], rows: Sequence[Tensor]) -> list[Te
 
 def largest(values: Mapping[Any, float], k: int) -> list[tuple[Any, float]]:
     """Return the ``k`` entries of the largest magnitude, the largest first."""
-    order = np.argsort([-abs(value) for value in values.values()], kind="stable")[:k]
-    entries = list(values.items())
-    return [entries[n] for n in order]
+    return sorted(values.items(), key=lambda entry: abs(entry[1]), reverse=True)[:k]

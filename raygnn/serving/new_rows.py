@@ -173,14 +173,9 @@ class RowReader:
                 src = self._ends(etype[0], table.source, where, rows, numbers)
                 dst = self._ends(etype[2], table.target, where, rows, numbers)
                 reverse = table.reverse and (etype[2], table.reverse, etype[0])
-                kind = etype_str(etype)
-                if (
-                    reverse
-                    and kind not in self._to.vocabulary
-                    and etype_str(reverse) in self._to.vocabulary
-                ):
-                    kind = etype_str(reverse)
-                data = self._arrays(where, etype_str(etype), table, rows, place, kind)
+                names = [etype_str(one) for one in (etype, reverse) if one]
+                words = next((name for name in names if name in self._to.vocabulary), "")
+                data = self._arrays(where, names[0], table, rows, place, words)
                 found[etype] = AddedEdges(src, dst, data)
                 if reverse:
                     found[reverse] = AddedEdges(dst, src, data)

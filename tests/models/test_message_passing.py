@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raygnn.graph.dgl import dgl
 from raygnn.models.convolutions import GATConv, GCNConv, SAGEConv, with_self_loops
 from raygnn.sampling.batch import Adjacency, Block
+from tests.support.whole_graphs import same_gradients
 
 SRC, DST, WIDTH = 30, 12, 8
 
@@ -27,14 +28,6 @@ def adj() -> Adjacency:
 
 def block(adj: Adjacency) -> Block:
     return Block({("_N", "_E", "_N"): adj}, {"_N": SRC}, {"_N": DST})
-
-
-def same(ours: Tensor, theirs: Tensor, x: Tensor) -> None:
-    """Check for equal outputs, and equal gradients of their sums of squares."""
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    (mine,) = torch.autograd.grad(ours.square().sum(), x, retain_graph=True)
-    (other,) = torch.autograd.grad(theirs.square().sum(), x, retain_graph=True)
-    torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
 def test_self_loops_come_last(adj: Adjacency) -> None:
@@ -59,7 +52,7 @@ def test_sage_is_dgls(adj: Adjacency, reduce: str, width: int) -> None:
     if reduce == "sum":  # DGL has no such layer, but a sum is a mean times the degree
         neighbours = expected - own(x[:DST])
         expected = neighbours * adj.degree.unsqueeze(1) + own(x[:DST])
-    same(ours(adj, x, x[:DST]) + own(x[:DST]), expected, x)
+    same_gradients(ours(adj, x, x[:DST]) + own(x[:DST]), expected, {"x": x})
 
 
 @pytest.mark.dgl
@@ -88,7 +81,7 @@ def test_gat_is_dgls(adj: Adjacency, dynamic: bool, mean_heads: bool) -> None:
         theirs.attn_l = nn.Parameter(ours.attn_src.detach()[None])
         theirs.attn_r = nn.Parameter(ours.attn_dst.detach()[None])
     out = theirs(graph, (x, x[:DST]) if dynamic else x)
-    same(ours(adj, x, x[:DST]), out.mean(1) if mean_heads else out.flatten(1), x)
+    same_gradients(ours(adj, x, x[:DST]), out.mean(1) if mean_heads else out.flatten(1), {"x": x})
 
 
 @pytest.mark.dgl
@@ -109,7 +102,7 @@ def test_gcn_is_dgls_on_a_whole_graph() -> None:
     theirs = dgl().nn.GraphConv(WIDTH, 5)
     theirs.weight = nn.Parameter(ours.weight.detach().T.clone())
     graph = dgl().add_self_loop(dgl().graph((src, dst), num_nodes=nodes))
-    same(ours(adj, x, x, adj.degree), theirs(graph, x), x)
+    same_gradients(ours(adj, x, x, adj.degree), theirs(graph, x), {"x": x})
 
 
 def test_gcn_of_a_sample_is_right_on_average() -> None:

@@ -305,11 +305,6 @@ def test_the_export_contains_the_transforms(tmp_path: Path) -> None:
     assert written["words"] == kept["words"]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train_on_ranks(load_config(job(tmp_path_factory.mktemp("run"), train={"epochs": 1})))
-
-
 def test_the_command(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "served"
     assert main(["export", str(trained.path), "--out", str(out), "--json"]) == 0

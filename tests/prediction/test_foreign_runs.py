@@ -32,17 +32,11 @@ from tests.checkpoint.test_hostile_checkpoints import states
 from tests.prediction.test_predict import ask
 from tests.support.hostile import ROOT, tree
 from tests.support.made_runs import make_run
-from tests.support.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job
 
 pytestmark = pytest.mark.long
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e<script>owned()</script><img src=x onerror=owned()>"
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    storage = tmp_path_factory.mktemp("trained")
-    return train_on_ranks(load_config(job(storage, train={"epochs": 1})))
 
 
 @pytest.fixture

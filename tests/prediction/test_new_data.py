@@ -15,7 +15,6 @@ import yaml
 
 import raygnn
 from raygnn.config.graph import TablesGraph
-from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, InputError
@@ -29,7 +28,7 @@ from raygnn.worker.job import Sizes
 from tests.prediction.test_predict import ask
 from tests.prediction.test_table_jobs import shop
 from tests.support.graphs import ensure_partition, on_whole_graph
-from tests.support.small_jobs import JobFactory, job, train_on_ranks
+from tests.support.small_jobs import JobFactory, train_on_ranks
 
 
 def asked(run: Run, *overrides: str) -> Asked:
@@ -157,11 +156,6 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     found = asked(run, "graph.features=9")
     with pytest.raises(RuntimeError, match="do not belong to the model"):
         ask(run, found.config, 1, sizes=found.weights.sizes)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train_on_ranks(load_config(job(tmp_path_factory.mktemp("run"), train={"epochs": 1})))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 import raygnn
 from raygnn.checkpoint import weights
 from raygnn.checkpoint.hashed_files import sha256
-from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph.sources import load_graph
@@ -49,7 +48,6 @@ from tests.support.small_jobs import (
     JobFactory,
     _data,
     goals_of,
-    job,
     lists_of,
     runtime,
     train_on_ranks,
@@ -225,12 +223,6 @@ def test_merging(lists: list[list[int]]) -> None:
     if lists:
         found = pq.read_table(pa.BufferReader(out.getvalue())).to_pydict()
         assert found == {"id": sorted(owner), "file": [owner[number] for number in sorted(owner)]}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    storage = tmp_path_factory.mktemp("predict")
-    return train_on_ranks(load_config(job(storage, train={"epochs": 1})))
 
 
 def copied(run: Run, place: Path) -> Run:

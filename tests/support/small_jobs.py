@@ -290,3 +290,10 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             np.testing.assert_equal(other["metrics"], result["metrics"])  # also where they are NaN
         run.update_summary(status="done", **result)
     return Run(run.path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of a job of one epoch."""
+    storage = tmp_path_factory.mktemp("trained")
+    return train_on_ranks(load_config(job(storage, train={"epochs": 1})))

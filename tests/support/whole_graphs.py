@@ -157,3 +157,14 @@ def on_kernels(kernels: Kernels, module: AnyModule) -> AnyModule:
         if hasattr(layer, "kernels"):
             layer.kernels = kernels  # type: ignore[assignment]
     return module
+
+
+def same_gradients(ours: Tensor, theirs: Tensor, leaves: Mapping[str, Tensor]) -> None:
+    """Check for equal outputs, and equal gradients of their sums of squares by every leaf."""
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    values = list(leaves.values())
+    mine = torch.autograd.grad(ours.square().sum(), values, retain_graph=True)
+    other = torch.autograd.grad(theirs.square().sum(), values, retain_graph=True)
+    for name, left, right in zip(leaves, mine, other, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-4, msg=name)
+        assert left.any(), name

@@ -18,6 +18,7 @@ from raygnn.tasks.losses import label_entropy, make_loss
 from raygnn.tasks.metrics import label_metrics, measure, recall_at
 from tests.support.builders import read_task
 from tests.support.ranks import run_ranks
+from tests.tasks.test_classification_metrics import area
 
 
 def entries(num: int, labels: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -25,12 +26,6 @@ def entries(num: int, labels: int, seed: int) -> tuple[Tensor, Tensor]:
     draw = np.random.default_rng(seed)
     logits = draw.integers(-4, 5, (num, labels)) / 2
     return torch.tensor(logits).float(), torch.tensor(draw.choice([-1, 0, 1], (num, labels)))
-
-
-def area(scores: np.ndarray, truth: np.ndarray) -> float:
-    """Return the fraction of pairs in order, with half of the equal ones."""
-    above = scores[truth == 1][:, None] - scores[truth == 0][None, :]
-    return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
 def precision(scores: np.ndarray, truth: np.ndarray) -> float:
@@ -56,7 +51,7 @@ def expected(outputs: Tensor, labels: Tensor) -> dict[str, float]:
         scores, truth = outputs[rows, k].double().numpy(), labels[rows, k].numpy()
         lost += float(np.sum(np.log1p(np.exp(np.where(truth == 1, -scores, scores)))))
         if 0 < truth.sum() < len(truth):
-            found[f"roc_auc_{k}"] = area(scores, truth)
+            found[f"roc_auc_{k}"] = area(scores, truth == 1)
             found[f"average_precision_{k}"] = precision(scores, truth)
             found[f"mcc_{k}"] = correlation(scores > 0, truth)
             found[f"recall@4_{k}"] = float(
