@@ -123,7 +123,7 @@ def predict(
         Interrupted: Ctrl-C.
     """
     options = _common(locals())
-    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(out, overwrite)
     given = "--ids" if ids is not None else "--split" if split not in (None, "all") else ""
     beside = rows_file(rows, given)
     if beside is not None:
@@ -183,7 +183,7 @@ def recommend(
             (``model.pair_history``, ``model.decoder_features``); for others see `predict`.
     """
     options = _common(locals())
-    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(out, overwrite)
     asked = ask(one=True, tables=False, **options)
     model, what, where, remedy = asked.one.model, None, "recommend", "use a run of link_prediction"
     if not asked.one.task.of_links:
@@ -248,7 +248,7 @@ def embed(
         InputError: the model has no embeddings of this type; for others see `predict`.
     """
     options = _common(locals())
-    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(out, overwrite)
     asked = ask(splits=(*SPLITS, "all"), split=split, tables=False, **options)
     task, what, where, remedy = asked.config.task, None, "embeddings", "leave it out"
     if asked.at is None and asked.config.sampling.time is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.checkpoint import weights
-from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, read_model
+from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, ModelConfig, read_model
 from raygnn.errors import DataError, InputError
 from raygnn.prediction.merge import OTHER, check_free
 from raygnn.runs.run import Run, open_run
@@ -24,6 +24,8 @@ from raygnn.util.files import (
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from torch import nn
 
 FACTS = "export.json"  # in the directory
 _SLACK = 2**20  # bytes of a file of weights besides them
@@ -97,12 +99,32 @@ def export(
         what = f"{model.kind} is a class from outside raygnn, which cannot be exported here"
         remedy = f"export it with torch.export and the weights of checkpoints/{weights.FILE}"
         raise InputError(what, where=found.shown, remedy=remedy)
-    checkpoints = found.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS)
-    chosen = weights.find(checkpoints)
+    chosen = weights.find(found.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
+    network = _network(chosen, model)
 
     import torch
 
     from raygnn.models.program import describe_inputs, programs, write
+
+    made = {}
+    with storage_errors(directory, InputError, OTHER), new_directory(directory) as draft:
+        for name, program in programs(network).items():
+            outputs = write(program, draft / f"{name}.pt2")
+            made[f"{name}.pt2"] = {"inputs": describe_inputs(program), "outputs": outputs}
+        names = ("goals", "words", "transforms", "columns")
+        facts: dict[str, Any] = {name: dict(getattr(chosen, name)) for name in names}
+        facts |= {"weights": chosen.sha256, "raygnn": __version__, "torch": torch.__version__}
+        facts = {"programs": made, **facts}
+        write_json(draft / FACTS, facts)
+        _put(draft, directory)
+    return Exported(directory, **facts)
+
+
+def _network(chosen: weights.Weights, model: ModelConfig) -> nn.Module:
+    """Return the network that a run describes, with its weights. Raises DataError if description
+    and weights are damaged or do not match."""
+    import torch
+
     from raygnn.models.registry import restore
 
     try:
@@ -116,22 +138,11 @@ def export(
             raise DataError(f"{what}{size:,}", where=str(chosen.path), remedy=remedy)
         network = restore(about, model)
     except (ValueError, RuntimeError) as error:  # torch's for a size that overflows
-        what = "it is not recorded what data the network is for"
+        what = "the file does not describe the network's data"
         remedy = "put back the file that training wrote, or train again with this version"
         raise DataError(what, where=str(chosen.about), remedy=remedy) from error
     weights.load(chosen, network)
-    made = {}
-    with storage_errors(directory, InputError, OTHER), new_directory(directory) as draft:
-        for name, program in programs(network).items():
-            outputs = write(program, draft / f"{name}.pt2")
-            made[f"{name}.pt2"] = {"inputs": describe_inputs(program), "outputs": outputs}
-        names = ("goals", "words", "transforms", "columns")
-        facts: dict[str, Any] = {name: dict(getattr(chosen, name)) for name in names}
-        facts |= {"weights": chosen.sha256, "raygnn": __version__, "torch": torch.__version__}
-        facts = {"programs": made, **facts}
-        write_json(draft / FACTS, facts)
-        _put(draft, directory)
-    return Exported(directory, **facts)
+    return network
 
 
 def _check_free(directory: Path, overwrite: bool) -> None:

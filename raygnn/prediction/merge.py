@@ -28,8 +28,9 @@ _FEWEST = 2**6  # rows of each file in memory
 _BUFFER = 2**20  # bytes per read of a column
 
 
-def free_file(file: Path, overwrite: bool) -> Path:
-    """Return the file of ``--out``; raises InputError if it cannot be written."""
+def free_file(out: str | PathLike[str], overwrite: bool) -> Path:
+    """Return the absolute path of ``--out``; raises InputError if it cannot be written."""
+    file = Path(out).expanduser().absolute()
     if file.suffix not in ("", _SUFFIX):
         what, remedy = f"rows are written as {_SUFFIX}", f"name it {file.stem}{_SUFFIX}"
         raise InputError(what, where=str(file), remedy=remedy)
@@ -119,8 +120,8 @@ def _changed(given: Path) -> InputError:
 
 
 def rows_file(rows: str | PathLike[str] | None, given: str) -> Path | None:
-    """Return the file of ``--rows``; raises InputError if it does not exist, or for another option
-    that is ``given`` and does not go with it."""
+    """Return the file of ``--rows``; raises InputError if it does not exist, or with an option
+    ``given`` that it excludes."""
     from raygnn.graph.tables.reader import is_table  # which imports DuckDB
 
     if rows is None:
@@ -190,7 +191,7 @@ def merge_files(
 
 
 def _width(source: pq.ParquetFile) -> int:
-    """Return the number of values in a row of a file, including those of lists."""
+    """Return the number of values in a row of a file, including values in lists."""
     if not source.metadata.num_rows:
         return 0
     group = source.metadata.row_group(0)

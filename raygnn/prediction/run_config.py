@@ -88,7 +88,7 @@ def config_for_others(
         what = "no new data are named"
         remedy = "name them, such as --set graph.path=DIRECTORY"
     elif model.get("embedding"):
-        what = "nodes of new data have no learned rows (model.embedding)"
+        what = "new nodes have no rows in the embedding table (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)

@@ -203,7 +203,7 @@ def explain(
     """
     if not 1 <= k <= LARGEST_TREE:
         raise InputError(f"k is {k}", where="--k", remedy=f"give a number from 1 to {LARGEST_TREE}")
-    file = None if out is None else free_file(Path(out).expanduser().absolute(), overwrite)
+    file = None if out is None else free_file(out, overwrite)
     if isinstance(ids, (str, PathLike)):
         nodes: list[Any] = read_wanted(Path(ids).expanduser(), "node").to_pylist()
     else:

@@ -162,7 +162,7 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     ("change", "overrides", "what"),
     [
         ({}, [], "no new data are named"),
-        ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
+        ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no rows in the embedding table"),
         ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
         ({"graph": {"normalize": "row"}}, ["graph.normalize=none"], "by row when .* by none"),
         ({"graph": {"normalize": "standard"}}, ["graph.seed=2"], "standard scales by"),

@@ -66,7 +66,7 @@ def lock_pages(tensors: Sequence[Tensor], owner: object, cudart: Any) -> str | N
         status = cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         if int(status):
             _unlock(locked, cudart)
-            return f"CUDA says {cudart.cudaGetErrorString(status)}"
+            return f"CUDA reports {cudart.cudaGetErrorString(status)}"
         locked.append(tensor)
     weakref.finalize(owner, _unlock, locked, cudart)  # keeps the memory alive until then
     return None
