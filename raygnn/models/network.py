@@ -222,20 +222,11 @@ class Stack(nn.Module):
             self._layer, *given, use_reentrant=False, context_fn=lambda: (nullcontext(), repeated())
         )
 
-    def _layer(
-        self,
-        number: int,
-        block: Block,
-        h: Hidden,
-        degree: Degrees,
-        combined: Combined | None,
-        projected: Combined | None = None,
-    ) -> Hidden:
+    def _layer(self, number: int, block: Block, h: Hidden, *given: Any) -> Hidden:
         dropout = self.dropout if number else self.input_dropout
         h = {t: dropout(v) for t, v in h.items()}
         layer = cast("Layer", self.layers[number])
-        named = {"projected": projected} if projected else {}  # only `TypedLayer` accepts it
-        out: Hidden = layer(self._embedded(layer, block), h, degree, combined, **named)
+        out: Hidden = layer(self._embedded(layer, block), h, *given)
         if number == len(self.norms) or self._activated[number]:
             return out
         for ntype, v in out.items():

@@ -113,8 +113,8 @@ class BatchNorm(nn.BatchNorm1d):
         var = deviations / count
         if not _repeats.now:
             self._track(count, mean, var)
-        args = (mean, var, count, counted, self._sum, self.eps)
-        return _Normalised.apply(x, self.weight, self.bias, *args)
+        given = (mean, var, count, counted, self._sum, self.eps)
+        return _Normalised.apply(x, self.weight, self.bias, *given)
 
     def _over_ranks(self, x: Tensor, counted: Tensor | None) -> Tensor:
         """Return the moments of all ranks' counted rows, bitwise identical on each. Collective."""
@@ -158,22 +158,13 @@ class _Normalised(torch.autograd.Function):
 
     In the backward pass a counted row's gradient also goes through mean and variance, to which all
     ranks contribute (Ioffe & Szegedy, "Batch normalization", 2015, with sums over ranks). Weight
-    and bias receive this rank's sums, which data-parallel training averages.
+    and bias receive this rank's sums, which data-parallel training averages. ``given``: mean,
+    variance and number of the ranks' rows, and see `BatchNorm`.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        count: float,
-        counted: Tensor | None,
-        over_ranks: Sum,
-        eps: float,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *given: Any) -> Tensor:
+        mean, var, count, counted, over_ranks, eps = given
         wide = widened(x)
         mean, var = mean.to(wide.dtype), var.to(wide.dtype)
         ctx.save_for_backward(x, weight, mean, var, counted)

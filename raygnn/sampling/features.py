@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ class FeatureStore:
     Attributes:
         bounds: node type → int64 ``[W+1]``; rank r holds the ids ``bounds[r] … bounds[r+1]-1``.
         exchange: the data plane's collectives, shared with the sampler.
-        tables: node type → table; the same columns on every rank.
+        tables: node type → table; the same columns on every rank; only types with columns.
         layouts: node type → layout of its table; default: this rank's rows first.
         ring: gathers after which an output buffer is reused; 0 = never.
         beside: place the results of `combine` for a node and its neighbours side by side: see
@@ -108,30 +108,26 @@ class FeatureStore:
 
     bounds: Mapping[str, np.ndarray]
     exchange: Exchange
-    tables: InitVar[Mapping[str, FeatureTable]]
-    layouts: InitVar[Mapping[str, TableLayout] | None] = None
-    ring: InitVar[int] = 0
+    tables: Mapping[str, FeatureTable]
+    layouts: Mapping[str, TableLayout] = field(default_factory=dict)
+    ring: int = 0
     beside: bool = False
     remote: int = field(default=0, init=False)
     hits: int = field(default=0, init=False)
 
-    def __post_init__(
-        self,
-        tables: Mapping[str, FeatureTable],
-        layouts: Mapping[str, TableLayout] | None,
-        ring: int,
-    ) -> None:
+    def __post_init__(self) -> None:
         bounds, rank = self.bounds, self.exchange.world.rank
-        self.ntypes = list(tables)
-        self._tables = {t: table for t, table in tables.items() if table}
-        self._ring = BufferRing(ring)
+        self.ntypes = list(self.tables)
+        self.tables = {t: table for t, table in self.tables.items() if table}
+        self._ring = BufferRing(self.ring)
         self._answers = BufferRing(1)
-        self._layouts = layouts or {t: TableLayout.local_only(b, rank) for t, b in bounds.items()}
+        if not self.layouts:
+            self.layouts = {t: TableLayout.local_only(b, rank) for t, b in bounds.items()}
         # slot of a local row minus its id
-        self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self._layouts.items()}
-        self.whole = all((self._layouts[t].starts >= 0).all() for t in self._tables)
+        self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self.layouts.items()}
+        self.whole = all((self.layouts[t].starts >= 0).all() for t in self.tables)
         # fetched rows are stored after the permanent ones
-        self._base = {t: layout.permanent for t, layout in self._layouts.items()}
+        self._base = {t: layout.permanent for t, layout in self.layouts.items()}
         nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
         self._cache = dict.fromkeys(bounds, nothing)
 
@@ -141,21 +137,21 @@ class FeatureStore:
 
     def row_bytes(self, ntype: str) -> int:
         """Return the bytes of one row, over all columns."""
-        return sum(map(row_bytes, self._tables.get(ntype, {}).values()))
+        return sum(map(row_bytes, self.tables.get(ntype, {}).values()))
 
     def permanent(self, ntype: str) -> int:
         """Return the number of slots with rows of this host's ranks and cached rows."""
-        return self._layouts[ntype].permanent
+        return self.layouts[ntype].permanent
 
     def here(self, ntype: str) -> FeatureTable:
         """Return the columns of a node type, ``[permanent, …]``, without slots of fetched rows; at
         least one slot, which may be unused."""
         permanent = max(1, self.permanent(ntype))
-        return {name: column[:permanent] for name, column in self._tables.get(ntype, {}).items()}
+        return {name: column[:permanent] for name, column in self.tables.get(ntype, {}).items()}
 
     def shifts(self, ntype: str) -> np.ndarray:
         """Return slot minus id of the rows of each rank on this host, int64 ``[W]``."""
-        return self._layouts[ntype].starts - self.bounds[ntype][:-1]
+        return self.layouts[ntype].starts - self.bounds[ntype][:-1]
 
     def fill_cache(self, chosen: Mapping[str, Ids], host: Host) -> None:
         """Fetch the rows for which the layouts reserve cache slots, each rank of the host its
@@ -174,14 +170,14 @@ class FeatureStore:
         most = max((len(ids) for _, ids in mine.values()), default=0)
         for number in range(-(-self.exchange.max(most) // _FILL_AT_ONCE)):
             at = number * _FILL_AT_ONCE
-            self._base = {t: self._layouts[t].cached + low + at for t, (low, _) in mine.items()}
+            self._base = {t: self.layouts[t].cached + low + at for t, (low, _) in mine.items()}
             self._slots({t: ids[at : at + _FILL_AT_ONCE] for t, (_, ids) in mine.items()})
-        self._base = {t: layout.permanent for t, layout in self._layouts.items()}
+        self._base = {t: layout.permanent for t, layout in self.layouts.items()}
         self.remote = 0  # counts rows of batches only
         for ntype, ids in wanted.items():
             keys, slots = nobody, nobody
             if host.leads:
-                keys, slots = kernels.hash_slots(ids, self._layouts[ntype].cached)
+                keys, slots = kernels.hash_slots(ids, self.layouts[ntype].cached)
             self._cache[ntype] = host.publish(keys), host.publish(slots)
         host.wait()
 
@@ -220,7 +216,7 @@ class FeatureStore:
         for etype, draw in draws.items():
             ntype = etype[0]
             at, used[ntype] = used[ntype], used[ntype] + len(draw.ids)
-            table = self._tables[ntype]
+            table = self.tables[ntype]
             weight = table[weight_column(etype)] if how == "weighted" else None
             combined[etype] = _add_up(
                 table[FEATURES],
@@ -243,9 +239,9 @@ class FeatureStore:
         halves = {}
         for ntype, ids in nodes.items() if self.beside else ():
             into = [e for e in draws if e[2] == ntype]
-            if len(into) != 1 or FEATURES not in self._tables.get(ntype, {}):
+            if len(into) != 1 or FEATURES not in self.tables.get(ntype, {}):
                 continue
-            own, other = self._tables[ntype][FEATURES], self._tables[into[0][0]][FEATURES]
+            own, other = self.tables[ntype][FEATURES], self.tables[into[0][0]][FEATURES]
             if own.dtype != torch.float32:
                 continue
             shape = len(ids), own.shape[1] + other.shape[1]
@@ -257,7 +253,7 @@ class FeatureStore:
         self, slots: Mapping[str, Tensor], out: Mapping[str, Tensor] | None = None
     ) -> FeatureRows:
         rows: FeatureRows = {t: {} for t in self.ntypes}
-        for ntype, table in self._tables.items():
+        for ntype, table in self.tables.items():
             for name, column in table.items():
                 if name == FEATURES and out and ntype in out:
                     gathered = torch.index_select(column, 0, slots[ntype], out=out[ntype])
@@ -280,9 +276,9 @@ class FeatureStore:
             owns, int64 ``[W, T]``.
         """
         slots, missing = {}, {}
-        counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
-        for number, t in enumerate(self._tables):
-            starts = self._layouts[t].starts
+        counts = np.zeros((self.exchange.world.size, len(self.tables)), np.int64)
+        for number, t in enumerate(self.tables):
+            starts = self.layouts[t].starts
             located = kernels.locate(ids[t], self.bounds[t], starts, *self._cache[t], self._base[t])
             slots[t], missing[t] = torch.from_numpy(located[0]), located[1]
             counts[:, number] = located[2]
@@ -308,7 +304,7 @@ class FeatureStore:
             return
         asked, index = self.request(missing, counts)
         numbers, answers, rooms = [], [], []
-        for number, (ntype, table) in enumerate(self._tables.items()):
+        for number, (ntype, table) in enumerate(self.tables.items()):
             base = self._base[ntype]
             for name, column in table.items():
                 numbers.append(number)
