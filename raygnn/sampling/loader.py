@@ -239,11 +239,7 @@ class BatchLoader:
             return self.side.make(lambda: local(number))
 
         self._prefetcher = Prefetcher(
-            made,
-            range(number, last),
-            self.prefetch,
-            self.alarm,
-            lambda: self.make.exchange.seconds,
+            made, range(number, last), self.prefetch, self.alarm, lambda: self.make.exchange.seconds
         )
         for batch, ready in self._prefetcher:
             if self.side is not None:

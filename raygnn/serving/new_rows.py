@@ -21,13 +21,7 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes, concatenated
-from raygnn.graph.tables.description import (
-    EdgeTable,
-    KeyTable,
-    NodeTable,
-    Table,
-    read_description,
-)
+from raygnn.graph.tables.description import EdgeTable, KeyTable, NodeTable, Table, read_description
 from raygnn.graph.tables.frames import TableArrays, fit_to
 from raygnn.graph.tables.reader import TableReader
 from raygnn.serving.questions import RequestError, Row, Rows, Update, UserId, request_errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -22,13 +22,7 @@ from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
 from raygnn.serving.explanations import Contributions, Explainer, largest
 from raygnn.serving.new_rows import AllRows, NewRows
-from raygnn.serving.questions import (
-    AnswerRows,
-    NodeQuestion,
-    RequestError,
-    UserId,
-    request_errors,
-)
+from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError, UserId, request_errors
 from raygnn.serving.served_run import ServedModel
 from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.prediction_rows import Format
@@ -39,13 +33,18 @@ _MOST_EDGES = 1_000_000  # of a neighbourhood with new rows
 
 @dataclass(frozen=True)
 class _Located:
-    """Question, its number in the batch, and the global ids of its nodes in the graph with its new
-    rows."""
+    """Question, its number in the batch, and the ids of its nodes, int64 ``[n]``.
+
+    Attributes:
+        nodes: global ids in the graph with the new rows, or numbers in a part of it.
+        times: int64 ``[n]``, time of each node; None = no times.
+    """
 
     number: int
     question: NodeQuestion
     new: NewRows
     nodes: np.ndarray
+    times: np.ndarray | None = None
 
 
 class NodeAnswers:
@@ -124,26 +123,25 @@ class NodeAnswers:
                 return {asked[0].number: error}
             return self._answers(asked, sampled=True)
         inference = self._plane.inference if part is None else self._plane.inference_over(part)
-        timed: list[tuple[_Located, np.ndarray, np.ndarray | None]] = []
+        timed: list[_Located] = []
         for one in asked:
             local = one.nodes
             if part is not None:
                 local = np.searchsorted(part.ids[self._ntype], local)
             try:
-                timed.append((one, local, self._times(local, one.question.at, part)))
+                times = self._times(local, one.question.at, part)
+                timed.append(replace(one, nodes=local, times=times))
             except RequestError as error:
                 answers[one.number] = error
         if not timed:
             return answers
-        times = None if timed[0][2] is None else np.concatenate([when for _, _, when in timed])
-        nodes, question = np.concatenate([local for _, local, _ in timed]), timed[0][0].question
-        outputs = self._outputs(inference, question.fanout, nodes, times)
-        names = [name for one, _, _ in timed for name in one.question.ids]
-        rows = self._named(names, outputs, question.scores)
-        for one, local, when in timed:
-            own, rows = rows[: len(local)], rows[len(local) :]
+        outputs = self._outputs(inference, timed)
+        names = [name for one in timed for name in one.question.ids]
+        rows = self._named(names, outputs, asked[0].question.scores)
+        for one in timed:
+            own, rows = rows[: len(one.nodes)], rows[len(one.nodes) :]
             try:
-                answers[one.number] = self._explained(one, own, local, when, inference, part)
+                answers[one.number] = self._explained(one, own, inference, part)
             except RequestError as error:
                 answers[one.number] = error
         return answers
@@ -161,17 +159,12 @@ class NodeAnswers:
         with request_errors("ids"):
             return neighbourhood(plane.shard, (new.nodes, new.edges), {ntype: nodes}, *read)
 
-    def _outputs(
-        self,
-        inference: Inference,
-        fanout: tuple[int, ...] | None,
-        nodes: np.ndarray,
-        times: np.ndarray | None,
-    ) -> Tensor:
-        ids, when, back = distinct(nodes, times)
-        model, hops = self._model.module.model, self._hops(fanout)
-        given = None if times is None else when
-        outputs = inference.outputs(model, self._ntype, ids, hops, times=given)
+    def _outputs(self, inference: Inference, asked: Sequence[_Located]) -> Tensor:
+        when = [one.times for one in asked if one.times is not None]
+        nodes = np.concatenate([one.nodes for one in asked])
+        ids, times, back = distinct(nodes, np.concatenate(when) if when else None)
+        given = self._model.module.model, self._ntype, ids, self._hops(asked[0].question.fanout)
+        outputs = inference.outputs(*given, times=times if when else None)
         return outputs[torch.from_numpy(back)]
 
     def _hops(self, fanout: tuple[int, ...] | None) -> list[Fanout]:
@@ -188,21 +181,15 @@ class NodeAnswers:
         return Explainer(model, plane.inputs, plane.shard.node_data, columns)
 
     def _explained(
-        self,
-        asked: _Located,
-        rows: AnswerRows,
-        nodes: np.ndarray,
-        times: np.ndarray | None,
-        inference: Inference,
-        part: Neighbourhood | None,
+        self, asked: _Located, rows: AnswerRows, inference: Inference, part: Neighbourhood | None
     ) -> AnswerRows:
         """Add an explanation to each row, if requested."""
-        one = asked.question
+        one, times = asked.question, asked.times
         if not one.explain:
             return rows
         outputs = {**dict.fromkeys(self._plane.shard.ntypes, 0), self._ntype: 1}
-        every = [None] * len(nodes) if times is None else times[:, None]
-        for row, node, time in zip(rows, nodes, every):
+        every = [None] * len(rows) if times is None else times[:, None]
+        for row, node, time in zip(rows, asked.nodes, every):
             seeds = {self._ntype: np.array([node])}
             when = None if time is None else {self._ntype: time}
             given, sources = inference.neighbourhood(seeds, self._hops(one.fanout), when)
