@@ -385,7 +385,7 @@ def test_a_run_without_a_schema_is_not_exported(trained: Run, tmp_path: Path) ->
     try:
         for schema in ({}, {"etypes": [1]}):
             about.write_text(json.dumps({**values, "schema": schema}))
-            with pytest.raises(DataError, match="what data the network is for"):
+            with pytest.raises(DataError, match="does not describe the network"):
                 raygnn.export(trained, out=tmp_path / "served")
     finally:
         about.write_text(json.dumps(values))
