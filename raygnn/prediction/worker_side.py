@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import pyarrow as pa
 import torch
 
 from raygnn.checkpoint import weights
@@ -60,20 +58,23 @@ class Predicting:
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)
             file.unlink(missing_ok=True)  # of an earlier attempt
-            tables: Iterable[pa.Table]
             if request.embeddings:
                 key = "node" if about.of_edges else unit
-                tables = (some.table(key) for some in plane.embed(task, request))
+                own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
             elif request.lists is not None:
                 from raygnn.worker.planes.recommendations import recommend
 
-                tables = (some.table() for some in recommend(plane, task, request))
+                lists = recommend(plane, task, request)
+                own = write_rows(file, (some.table() for some in lists))
             else:
-                key = unit if config.table is None else "row"
-                options = request.scores, about.several_labels, request.calibration
-                form = Format(key, about.classifies, *options)
-                tables = map(form.table, plane.predict(task, request))
-            own = write_rows(file, tables)
+                form = Format(
+                    unit if config.table is None else "row",
+                    about.classifies,
+                    request.scores,
+                    about.several_labels,
+                    request.calibration,
+                )
+                own = write_rows(file, map(form.table, plane.predict(task, request)))
         return int(self._ranks.control.sum(torch.tensor(own)))
 
 

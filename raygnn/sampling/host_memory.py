@@ -117,10 +117,11 @@ class Host:
             if several and not self.leads:
                 handle = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            what = f"ranks {list(self.ranks)} of this host cannot share {size:,} bytes of memory: "
-            what += error.strerror or str(error)
-            remedy = "free memory there, or raise the limit on open files (ulimit -n)"
-            raise TrainingError(what, remedy=remedy) from error
+            raise TrainingError(
+                f"ranks {list(self.ranks)} of this host cannot share {size:,} bytes of memory: "
+                f"{error.strerror or error}",
+                remedy="free memory there, or raise the limit on open files (ulimit -n)",
+            ) from error
         self.wait()  # the leader closes its descriptor only after all ranks have opened theirs
         return handle
 

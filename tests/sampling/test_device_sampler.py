@@ -238,7 +238,7 @@ def test_pages_that_cannot_be_locked_are_copied(tmp_path: Path) -> None:
         assert not in_place
         assert at_the_end == 0
         assert len(messages) == 1
-        assert "CUDA reports error 2" in messages[0]
+        assert "CUDA says error 2" in messages[0]
     for message, locked in run_ranks(3, locked_rows, meta, 1, False):
         assert "no memory for a copy" in message
         assert locked == {}

@@ -66,7 +66,7 @@ def lock_pages(tensors: Sequence[Tensor], owner: object, cudart: Any) -> str | N
         status = cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         if int(status):
             _unlock(locked, cudart)
-            return f"CUDA reports {cudart.cudaGetErrorString(status)}"
+            return f"CUDA says {cudart.cudaGetErrorString(status)}"
         locked.append(tensor)
     weakref.finalize(owner, _unlock, locked, cudart)  # keeps the memory alive until then
     return None
@@ -160,8 +160,10 @@ class DeviceFeatures:
         with contextlib.suppress(RuntimeError):  # the next launch reports that error once more
             torch.zeros(1, device=self._device)
         if not copies:
-            what = f"feature rows cannot be page-locked in place ({failure}), and the host has no "
-            raise TrainingError(f"{what}memory for a copy for each worker")
+            raise TrainingError(
+                f"feature rows cannot be page-locked in place ({failure}), and the host has no "
+                "memory for a copy for each worker"
+            )
         log.warning("each worker page-locks a copy of the feature rows; in place, %s", failure)
         return False
 
