@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raygnn.sampling.kernels import COMPILE
+_COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
 _TOGETHER = 64  # rows that are summed in fp32; these sums are added in fp64
 
 
-@njit(**COMPILE)
+@njit(**_COMPILE)
 def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
     """Group a block's edges by source with a stable counting sort.
 
@@ -40,7 +40,7 @@ def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
     return start, dst, edge
 
 
-@njit(**COMPILE)
+@njit(**_COMPILE)
 def largest(indptr, src, rows):  # type: ignore[no-untyped-def]
     """Find the largest numbers among each destination's sources; the last of equal ones.
 
@@ -64,7 +64,7 @@ def largest(indptr, src, rows):  # type: ignore[no-untyped-def]
     return out, source
 
 
-@njit(**COMPILE)
+@njit(**_COMPILE)
 def add_to_sources(grad, source, out):  # type: ignore[no-untyped-def]
     """Add ``grad [D, F]`` to ``out [S, F]`` at the sources that `largest` found."""
     for d in range(grad.shape[0]):
@@ -73,7 +73,7 @@ def add_to_sources(grad, source, out):  # type: ignore[no-untyped-def]
                 out[source[d, j], j] += grad[d, j]
 
 
-@njit(**COMPILE)
+@njit(**_COMPILE)
 def finish(rows, bias, relu):  # type: ignore[no-untyped-def]
     """Add ``bias`` to every row and optionally apply ReLU, in place. NaN stays NaN.
 
@@ -93,7 +93,7 @@ def _number(bits, shift):  # type: ignore[no-untyped-def]
     return np.uint32(np.uint32(bits) << np.uint32(shift)).view(np.float32)
 
 
-@njit(**COMPILE)
+@njit(**_COMPILE)
 def passed(grad, rows, out):  # type: ignore[no-untyped-def]
     """Compute the gradient of ReLU: 0 where ``rows``, its output, are 0, else ``grad``.
 
@@ -118,7 +118,7 @@ def passed(grad, rows, out):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(**COMPILE)
+@njit(**_COMPILE)
 def keep_best(scores, first, best, columns):  # type: ignore[no-untyped-def]
     """Put a block of scores into lists of the best; of equal scores the first stays ahead.
 

@@ -15,7 +15,8 @@ from raygnn.models.linear import Dropout
 from raygnn.models.network import Encoder
 from raygnn.models.typed_layers import Hidden, key
 from raygnn.sampling.batch import Batch, EdgeType
-from raygnn.sampling.negatives import ENDS
+
+_ENDS = ("source", "target")
 
 
 def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hidden:
@@ -76,15 +77,15 @@ class LinkModel(EdgeModel):
     def decode(self, rows: Hidden, part: Any) -> LinkScores:
         """Return scores; ``instead`` are the same K nodes for all edges, or ``[B, K]``. Listed
         negatives follow sampled ones."""
-        by_end = dict(zip(ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
-        own = dict(zip(ENDS, part.pairs))
+        by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
+        own = dict(zip(_ENDS, part.pairs))
         ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
         features = () if part.pair_features is None else (part.pair_features,)
         there = self.decoder.scores(*ends.values(), part.relation, *features)
         if self.idle is not None:
             there = there + 0 * self.idle.to(there.dtype)
         absent, counts = [], []
-        for end, other_end in zip(ENDS, ENDS[::-1]):
+        for end, other_end in zip(_ENDS, _ENDS[::-1]):
             scores, counted = [], []
             for name in (n for n in (end, f"{end}_neg") if n in part.instead):
                 nodes, read = part.instead[name], part.instead_features.get(name)
