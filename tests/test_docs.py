@@ -184,3 +184,16 @@ def test_every_path_that_is_named_exists() -> None:
         for path in set(named.findall(re.sub(r"\S*\$\S*", "", text))):
             assert path.split("/")[0] in made or list(CHECKOUT.glob(path)), f"{name}: {path}"
     assert len(named.findall(texts["Makefile"])) > 20
+
+
+def test_every_module_of_the_walks_exists() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    text = text[text.index("## Walks") : text.index("## The same model")]
+    groups = re.findall(r"`([\w/]+/)`{([^}]*)}", text)
+    modules = [folder + name for folder, names in groups for name in re.findall(r"\w+", names)]
+    modules += re.findall(r"`(\w+/[\w/]*\w)`", text)
+    assert len(modules) > 50
+    for module in modules:
+        assert (CHECKOUT / "raygnn" / module).with_suffix(".py").is_file() or (
+            CHECKOUT / "raygnn" / module / "__init__.py"
+        ).is_file(), module
