@@ -169,8 +169,8 @@ def check_size(path: AnyPath, expected: int, remedy: str) -> None:
     """Raise DataError if a file is missing or has another size."""
     try:
         size = path.stat().st_size if path.is_file() else None
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    except OSError as reason:
+        raise _unreadable(path, reason) from reason
     if size != expected:
         problem = "is missing" if size is None else f"has {size} bytes, expected {expected}"
         raise DataError(problem, where=str(path), remedy=remedy)
