@@ -2,7 +2,7 @@
 
     python examples/purchases.py shop [CUSTOMERS]
 
-writes ``shop/``: customers.csv, products.csv, purchases.csv and tables.yaml. Whether a product
+writes ``shop/``: customers.csv, products.csv, purchases.csv and tables.yaml. How well a product
 suits a customer is the inner product of two lists of four numbers, ``taste`` and ``trait``, which
 are in the tables. The strictness of a customer and the quality of a product are not. Stars are the
 sum of these three and of a random number with a standard deviation of 0.5: no prediction has a

@@ -253,7 +253,7 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
     """Raise ConfigError if a written or shared path is in the copy that Ray deletes."""
     for key in _ON_STORAGE:
         if key in relative:
-            what = f"{key} is a relative path, in the copy of the directory that Ray deletes"
+            what = f"{key} is a relative path, but Ray deletes the job's copy of the directory"
             shared = f"/mnt/raygnn/{Path(str(attrgetter(key)(config))).name}"
             remedy = f"give a directory that every node sees: --set {key}={shared}"
             raise ConfigError(what, where=label, remedy=remedy)

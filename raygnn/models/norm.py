@@ -158,8 +158,8 @@ class _Normalised(torch.autograd.Function):
 
     In the backward pass a counted row's gradient also goes through mean and variance, to which all
     ranks contribute (Ioffe & Szegedy, "Batch normalization", 2015, with sums over ranks). Weight
-    and bias receive this rank's sums, which data-parallel training averages. ``given``: mean,
-    variance and number of the ranks' rows, and see `BatchNorm`.
+    and bias receive this rank's sums, which data-parallel training averages. ``given``: mean and
+    variance over all ranks' rows, and the number of these rows; the rest as in `BatchNorm`.
     """
 
     @staticmethod

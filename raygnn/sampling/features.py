@@ -95,12 +95,12 @@ class FeatureStore:
     Attributes:
         bounds: node type → int64 ``[W+1]``; rank r holds the ids ``bounds[r] … bounds[r+1]-1``.
         exchange: the data plane's collectives, shared with the sampler.
-        tables: node type → table; the same columns on every rank; only types with columns.
+        tables: node type → table; the same columns on every rank; without the types that have none.
         layouts: node type → layout of its table; default: this rank's rows first.
         ring: gathers after which an output buffer is reused; 0 = never.
         beside: place the results of `combine` for a node and its neighbours side by side: see
             `_beside`. Not for batches that move to a GPU, which copies columns slowly.
-        ntypes: node types of the tables, including types without columns.
+        ntypes: all node types, including types without columns.
         whole: all ranks' rows are on this host, so that none are fetched; the same on all ranks.
         remote, hits: distinct rows of other hosts that batches needed so far, and how many of
             them were cached.
