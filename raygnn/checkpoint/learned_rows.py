@@ -182,7 +182,7 @@ class RowState:
             original = np.asarray(rows.ids[ntype])
             order = np.argsort(original, kind="stable")
             present = np.zeros(len(original), bool)
-            for file in files.files if len(own) else ():
+            for file in files.files if len(own) and files.dim == rows.dim else ():
                 if file.ntype != ntype:
                     continue
                 path = directory / file.name

@@ -514,5 +514,8 @@ def how_it_ended(status: int | None) -> str:
     if status is None:
         return "has ended"
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        name = f"signal {-status}"
+        with contextlib.suppress(ValueError):  # most real-time signals have no name
+            name = signal.Signals(-status).name
+        return f"was killed by {name}"
     return f"ended with exit status {status}"

@@ -184,10 +184,12 @@ def finished(config: Config, run: RunDir, start: StartPoint, plan: Plan | None =
     """Return a note if the run has made all its steps; else an empty string, also if only the ranks
     will know. Without a plan, the steps of an epoch are counted in the summary of the run. Raises
     InputError if the newest checkpoint is beyond the configured number of steps."""
+    if not start.resumed:  # files of a run that is overwritten may be damaged
+        return ""
     per_epoch = _steps_per_epoch(run) if plan is None else plan.steps_per_epoch(config)
     limits = [config.train.max_steps, per_epoch and config.train.epochs * per_epoch]
     steps = min((limit for limit in limits if limit), default=None)
-    if steps is None or not start.resumed:
+    if steps is None:
         return ""
     done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
     if done and done >= steps:
@@ -207,12 +209,13 @@ def finished(config: Config, run: RunDir, start: StartPoint, plan: Plan | None =
 
 def _steps_per_epoch(run: RunDir) -> int | None:
     """Return the number of optimizer steps that a finished run made in each epoch; None if it has
-    not finished, or ``train.max_steps`` ended it."""
+    not finished, or ``train.max_steps`` ended it. It is rounded up, since a callback may have ended
+    the last epoch early."""
     summary, train = run.summary, _recorded(run).get("train")
     steps, epochs = summary.get("steps"), summary.get("epochs")
     if summary.get("status") != "done" or not (train and steps and epochs):
         return None
-    return None if steps == train.get("max_steps") else int(steps // epochs)
+    return None if steps == train.get("max_steps") else -(-int(steps) // int(epochs))
 
 
 def _recorded(run: RunDir) -> dict[str, Any]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from raygnn.checkpoint import learned_rows
-from raygnn.checkpoint.learned_rows import read_rows, write_rows
+from raygnn.checkpoint.learned_rows import RowState, read_rows, write_rows
 from raygnn.checkpoint.store import RowFiles
 from raygnn.errors import DataError
+from raygnn.sampling.exchange import Exchange, World
+from raygnn.tasks.embeddings import ROW
 
 
 @given(
@@ -85,6 +89,17 @@ def test_invalid_descriptions_of_rows_are_refused(change: dict[str, Any]) -> Non
         RowFiles.model_validate({**GOOD, "files": [{**GOOD["files"][0], **change}]})
     with pytest.raises(ValidationError):
         RowFiles.model_validate({"dim": 2, "files": []})
+
+
+def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
+    table = torch.zeros(3, 4)
+    embeddings: Any = SimpleNamespace(
+        rows={"a": table}, ids={"a": np.arange(3)}, dim=4, arrays=lambda _: {ROW: table}
+    )
+    file = write_rows(tmp_path / "rows-0-0.bin", "a", np.arange(3), {ROW: np.ones((3, 2))})
+    state = RowState(embeddings, Exchange(World(0, 1)), 1.0)
+    with pytest.raises(DataError, match="no embedding rows of 3 of this rank's 3 'a' nodes"):
+        state.read(tmp_path, RowFiles(dim=2, steps=0, files=(file,)))
 
 
 def test_a_file_that_was_cut_is_no_rows(tmp_path: Path) -> None:

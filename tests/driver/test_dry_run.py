@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import packed, read_input
 from raygnn.driver.job_plan import ClusterNodes, goals_of, make
-from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.ray_cluster import RayCluster, how_it_ended
 from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
 from raygnn.preflight.findings import warn
@@ -290,6 +291,13 @@ def test_the_small_graph_is_like_the_real_one(tmp_path: Path) -> None:
 def test_a_failure_of_ours_is_not_the_models(make_job: JobFactory) -> None:
     config = make_job(model={"kind": f"{UNFIT}:Fit"})
     assert not describe(OSError("no space left"), config, sure=False)["sure"]
+
+
+def test_the_end_of_a_process_is_described() -> None:
+    """Most real-time signals have no name."""
+    found = [how_it_ended(status) for status in (None, 3, -signal.SIGKILL, -40)]
+    killed = ["was killed by SIGKILL", "was killed by signal 40"]
+    assert found == ["has ended", "ended with exit status 3", *killed]
 
 
 @pytest.mark.system

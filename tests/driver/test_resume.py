@@ -23,8 +23,10 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.resume import StartPoint, finished
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
+from raygnn.runs.run_directory import RunDir
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm.guard import Guard
 from raygnn.worker.rank import Rank
@@ -446,6 +448,27 @@ def test_a_finished_run_says_so_before_ray_starts(
     assert f"this run is done: it made {steps} steps" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception):  # more steps are allowed
         raygnn.train(make_job(train={"epochs": 9}), resume=True)
+
+
+def test_a_run_that_a_callback_ended_early_may_continue(make_job: JobFactory) -> None:
+    """Epochs have 10 steps; the fifth ended after 7 of them."""
+    config = make_job(train={"epochs": 5})
+    with RunDir(config.local_storage, config.name) as run:
+        run.begin(config.recorded())
+        run.update_summary(status="done", steps=47, epochs=5)
+        start = StartPoint(None, 512, resumed=True)
+        assert finished(config, run, start) == ""
+        run.update_summary(steps=50)
+        assert "it made 50 steps" in finished(config, run, start)
+
+
+def test_a_run_with_a_damaged_summary_can_be_overwritten(make_job: JobFactory) -> None:
+    config = make_job()
+    with RunDir(config.local_storage, config.name) as run:
+        run.begin(config.recorded())
+    (run.path / "summary.json").write_text("{")
+    with RunDir(config.local_storage, config.name, mode="overwrite") as run:
+        assert finished(config, run, StartPoint(None, 512)) == ""
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(make_job: JobFactory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -481,6 +482,17 @@ def test_a_full_disk(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ensure_collection(job(tmp_path / "runs", file))
     assert "free space" in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_array_that_does_not_fit_says_why(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            pack._written(tmp_path / "feat.npy", torch.zeros(1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.errors import DataError, InputError
-from raygnn.graph.data import GraphData, NodeFrame
+from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.outofcore import disk_graph, edge_shuffle, graph_stages, workspace
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import make_partition, partition_out_of_core
@@ -89,6 +89,20 @@ def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: st
         assert meta.manifest
         (meta.directory / "raygnn.json").unlink()
         assert meta.manifest.parts == part_facts(read_meta(meta.directory))
+
+
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_edges_that_change_on_disk_are_refused(bad: int, tmp_path: Path) -> None:
+    """As those of an archive may, which is mapped in place."""
+    nodes = {"a": NodeFrame(3), "b": NodeFrame(9)}
+    ends = EdgeFrame(np.array([0, 2]), np.array([8, 1]))
+    graph = spill(GraphData("g", nodes, {("a", "r", "b"): ends}), tmp_path)
+    assert len(joined(graph.in_one_space())[0]) == 2
+    ((run,),) = graph.runs.values()
+    run.src.write(np.array([0, bad]))
+    with pytest.raises(DataError, match=f"an edge has node {bad}, and there are 3 'a'") as caught:
+        list(graph.in_one_space())
+    assert caught.value.where == str(run.src.path)
 
 
 SPEC = {

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from raygnn.errors import DataError
 from raygnn.graph.partition import edge_kernels, metis, stream
 from raygnn.graph.partition.stream import (
     NeighbourLists,
@@ -249,6 +251,30 @@ def test_parts_are_evened_whose_nodes_are_nearly_alike() -> None:
     balance.enforce_limits(labels, in_degrees)
     assert np.bincount(labels).tolist() == [5] * 10
     assert np.bincount(labels, in_degrees).max() == 90
+
+
+@given(edge_lists(), st.one_of(edge_lists(), st.integers(0, 5)), st.sampled_from([8, 1 << 20]))
+@example(graph=(3, np.array([0]), np.array([1])), other=1, size=8)
+def test_edges_that_change_between_the_passes_are_refused(
+    graph: tuple[int, np.ndarray, np.ndarray],
+    other: tuple[int, np.ndarray, np.ndarray] | int,
+    size: int,
+) -> None:
+    """With other degrees; as many edges of other nodes are noticed before they are written, too."""
+    num, src, dst = graph
+    given = (src + other, dst + other) if isinstance(other, int) else other[1:]
+    ends = given[0] % num, given[1] % num
+    degrees = [
+        np.bincount(np.concatenate([a[a != b], b[a != b]]), minlength=num)
+        for a, b in ((src, dst), ends)
+    ]
+    calls = iter([[(src, dst)], [ends]])
+    changed = not np.array_equal(*degrees)
+    refused: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if changed:
+        refused = pytest.raises(DataError, match="the edges have changed")
+    with TemporaryDirectory() as place, patch.object(stream, "_RANGE", size), refused:
+        NeighbourLists(num, lambda: next(calls), Path(place), itertools.repeat(None))
 
 
 def test_passes_are_announced(scratch: Path) -> None:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, as_matrix, dtype_name, index_type
+from raygnn.graph.arrays import (
+    Array,
+    as_matrix,
+    dtype_name,
+    element_bytes,
+    index_type,
+    stored_dtype,
+)
 from raygnn.graph.collection import (
     INSTEAD,
     MANIFEST,
@@ -316,5 +323,9 @@ def _graph_column(path: Path, values: Tensor) -> GraphColumn:
 
 def _written(path: Path, rows: Tensor) -> PackedArray:
     """Write an array as ``.npy``; the file is not durable yet."""
-    np.save(path, (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy())
-    return PackedArray(file=path.name, dtype=dtype_name(rows), shape=tuple(rows.shape[1:]))
+    dtype, shape = dtype_name(rows), tuple(rows.shape)
+    header = {"descr": stored_dtype(dtype).str, "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(element_bytes(rows))  # an error of `np.save` would not say that the disk is full
+    return PackedArray(file=path.name, dtype=dtype, shape=shape[1:])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name, element_bytes, index_type
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RUN = 1 << 23  # edges in a task's memory at once
+LEAVE = "start again, and leave the input unchanged until the partition is built"
 
 
 @dataclass(frozen=True)
@@ -186,13 +188,23 @@ class DiskGraph:
 
     def in_one_space(self) -> Iterator[tuple[Array, Array]]:
         """Yield sources and destinations of all edges, run by run. Ids are offset by type, in
-        order, so that all types share one id space."""
+        order, so that all types share one id space.
+
+        Raises DataError for an id out of range, which is in the input if it has changed since it
+        was checked. Compiled code relies on it.
+        """
         ends = np.cumsum([0, *self.num_nodes.values()])
         first = dict(zip(self.num_nodes, ends.tolist(), strict=False))
         index = index_type(int(ends[-1]))
         for (source, _, target), runs in self.runs.items():
             for run in runs:
                 src, dst = run.ends()
+                for ids, ntype, file in ((src, source, run.src.path), (dst, target, run.dst.path)):
+                    num = self.num_nodes[ntype]
+                    if len(ids) and (ids.min() < 0 or ids.max() >= num):
+                        bad = ids[np.argmax((ids < 0) | (ids >= num))]
+                        message = f"an edge has node {bad}, and there are {num:,} {ntype!r} nodes"
+                        raise DataError(message, where=str(file), remedy=LEAVE)
                 yield src.astype(index) + first[source], dst.astype(index) + first[target]
 
 

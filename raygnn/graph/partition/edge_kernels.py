@@ -106,13 +106,17 @@ def pairs_by_range(src, dst, range_of, ranges):  # type: ignore[no-untyped-def]
 @njit(**_COMPILE)
 def put_neighbours(pairs, first, starts, degrees, lengths, seen, ids):  # type: ignore[no-untyped-def]
     """Put neighbours into the lists of the nodes from ``first`` on; ``seen`` counts those of each.
-    A list shorter than the degree gets neighbours from all of the stream."""
+    A list shorter than the degree gets neighbours from all of the stream. Return False if there
+    are more than ``degrees``, or of other nodes."""
     for i in range(0, len(pairs), 2):
         node = pairs[i]
         row = node - first
+        if row < 0 or row >= len(seen) or seen[row] == degrees[node]:
+            return False
         at = np.uint64(seen[row]) * np.uint64(lengths[node]) // np.uint64(degrees[node])
         ids[starts[row] + np.int64(at)] = pairs[i + 1]
         seen[row] += 1
+    return True
 
 
 @njit(**_COMPILE)

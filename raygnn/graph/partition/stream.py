@@ -26,8 +26,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
+from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import GraphData
+from raygnn.graph.outofcore.disk_graph import LEAVE
 from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.metis import Passes, constraints, divide, in_degrees, undirected
 
@@ -50,6 +52,7 @@ _PAIRS, _LISTS = "pairs", "neighbours"  # files
 _CHUNK = 1 << 20  # edges or neighbours in memory at once
 # Lists are sorted by ranges of nodes: at least so many neighbours each, at most so many ranges.
 _RANGE, _RANGES = 1 << 22, 128
+_OTHER_EDGES = "the edges have changed since they were counted"
 
 
 def assign(
@@ -116,7 +119,7 @@ def assign_by_streaming(
 
     Memory: about 45 bytes per node, and 80 MB.
 
-    Raises DataError if METIS failed.
+    Raises DataError if METIS failed, or if the second pass yields other edges than the first.
     """
     groups = np.zeros(num_nodes, np.uint8) if groups is None else groups
     most = max(_COARSE_NODES, 4 * _CLUSTERS_OF_A_PART * parts)
@@ -197,6 +200,8 @@ class NeighbourLists:
                     file.write(some.data)
                 ends += counts
         lengths = np.minimum(self.degrees, _NEIGHBOURS)
+        if not np.array_equal(ends, starts[1:]):
+            raise DataError(_OTHER_EDGES, remedy=LEAVE)
         with self._pairs.open("rb") as source, self._file.open("wb") as file:
             for first, last, num in zip(nodes[:-1], nodes[1:], np.diff(starts), strict=True):
                 at = np.cumsum(lengths[first:last], dtype=np.int64) - lengths[first:last]
@@ -204,7 +209,9 @@ class NeighbourLists:
                 seen = np.zeros(last - first, np.uint32)
                 for begin in range(0, int(num), _CHUNK):
                     pairs = _read(source, self.index, 2 * min(_CHUNK, int(num) - begin))
-                    edge_kernels.put_neighbours(pairs, first, at, self.degrees, lengths, seen, ids)
+                    state = first, at, self.degrees, lengths, seen, ids
+                    if not edge_kernels.put_neighbours(pairs, *state):
+                        raise DataError(_OTHER_EDGES, remedy=LEAVE)
                 file.write(ids.data)
         self._pairs.unlink()
         ends = np.cumsum(lengths, dtype=np.int64)
