@@ -117,8 +117,10 @@ def app(
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
     if updates:
         check_updates(Served.find(found, **options), token_file)
+    kinds, guarded = _kinds(found, task), token is not None
     deployment = serve.deployment(
-        serve.ingress(_http(_kinds(found, task), token is not None, updates))(ModelReplica),
+        # made on each replica: pickle takes FastAPI's application from some versions of Ray only
+        serve.ingress(lambda: _http(kinds, guarded, updates))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,
         max_ongoing_requests=1000,

@@ -89,9 +89,9 @@ _NODE = re.compile(
 _KILLED_FOR_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|memory usage threshold")
 
 
-# Ray's text when its memory monitor kills a process
+# Ray's text when its memory monitor kills a process; one line in Ray 2.56
 _KILLED_ON = re.compile(
-    r"Memory on the node \(IP: ([^,()]+).{0,200}? was ([\d.]+ ?\w+) used / ([\d.]+ ?\w+)"
+    r"Memory on the node \(IP: ([^,()]+).{0,200}? was ([\d.]+ ?\w+)(?: used)? / ([\d.]+ ?\w+)"
 )
 _LIMIT = re.compile(r"exceeded (?:the )?threshold of \d+B \(([\d.]+%)")
 _KILLED = re.compile(
@@ -99,7 +99,7 @@ _KILLED = re.compile(
     r"actual memory used=([\d.]+GB)",
     re.S,
 )
-_USERS = re.compile(r"^(\d{1,9})\t([\d.]+)\t(.{0,60})", re.M)
+_USERS = re.compile(r"(?:^|; )(\d{1,9})\t([\d.]+)\t([^;\n]{0,60})", re.M)
 _MOST_USERS = 3  # of the processes that use most memory
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}),? in (?P<function>.+)$', re.M
