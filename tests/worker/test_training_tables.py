@@ -43,7 +43,7 @@ pytestmark = pytest.mark.long
 
 CUSTOMERS, PURCHASES, ROWS = 60, 1500, 600
 FIRST, DAYS = np.datetime64("2024-01-01"), 400
-VAL, TEST = FIRST + 250, FIRST + 320  # days from which on rows are for these splits
+VAL, TEST = np.datetime64("2024-09-07"), np.datetime64("2024-11-16")  # first days of these splits
 SPREAD = ((1, True), (2, True), (3, False))
 
 DESCRIPTION = {
