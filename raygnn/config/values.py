@@ -381,7 +381,8 @@ def to_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _to_storage(value: Any) -> Path | Uri:
+def to_storage(value: Any) -> Path | Uri:
+    """Return ``storage``, a path or URI, as one; a ``file:`` URI as a path."""
     place = _to_place(value)
     if isinstance(place, Path) or not place.text.startswith("file:"):
         return place
@@ -510,7 +511,7 @@ TaskName: TypeAlias = Annotated[
 ]
 Storage: TypeAlias = Annotated[
     Path | Uri,
-    PlainValidator(_to_storage),
+    PlainValidator(to_storage),
     PlainSerializer(lambda place: getattr(place, "shared", str(place)), return_type=str),
     WithJsonSchema({"type": "string"}),
 ]

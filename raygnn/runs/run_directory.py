@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, ValidationError, create_model
 
 from raygnn.config.places import SCHEMES, Uri, without_users
+from raygnn.config.values import to_storage
 from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
 from raygnn.storage.claim import CLAIMS, Claim
@@ -107,14 +107,12 @@ def read_storage(text: str) -> Path | Uri:
     InputError if it is neither."""
     if "://" not in text:
         return local_path(text, "storage")
-    scheme, _, rest = text.partition("://")
-    if scheme == "file" and rest.removeprefix("localhost").startswith("/"):
-        return Path(unquote(urlsplit(text).path))
-    if scheme == "file" or scheme not in SCHEMES or "\0" in text:
+    try:
+        return to_storage(text)
+    except ValueError as error:
         message = f"{without_users(text)[:_SHOWN]!r} cannot be the storage of runs"
         remedy = f"give a directory, or a URI that begins with {', '.join(SCHEMES)}"
-        raise InputError(message, where="storage", remedy=remedy)
-    return Uri(text)
+        raise InputError(message, where="storage", remedy=remedy) from error
 
 
 def local_path(text: str, where: str) -> Path:

@@ -117,10 +117,10 @@ def app(
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
     if updates:
         check_updates(Served.find(found, **options), token_file)
-    kinds, guarded = _kinds(found, task), token is not None
+    kinds = _kinds(found, task)
     deployment = serve.deployment(
-        # made on each replica: pickle takes FastAPI's application from some versions of Ray only
-        serve.ingress(lambda: _http(kinds, guarded, updates))(ModelReplica),
+        # each replica makes its own, since Ray 2.56 cannot pickle every FastAPI
+        serve.ingress(lambda: _http(kinds, token is not None, updates))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,
         max_ongoing_requests=1000,

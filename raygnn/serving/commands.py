@@ -32,7 +32,6 @@ from raygnn.worker.planes.prediction_rows import read_wanted
 if TYPE_CHECKING:
     import pandas
 
-_PACKAGES = ("fastapi", "uvicorn")  # of ray[serve]
 _DEADLINE = 60.0  # seconds for a request
 _POLL = 1.0  # seconds between checks of Ray
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -75,7 +74,7 @@ def serve(
         PreflightError: the packages of Ray Serve are missing, or Ray does not start.
         TrainingError: the model could not be loaded, or Ray died.
     """
-    if any(find_spec(name) is None for name in _PACKAGES):
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn")):  # of ray[serve]
         raise PreflightError("Ray Serve is not installed", remedy='pip install "raygnn[serve]"')
     if address is not None:
         overrides = [*overrides, f"cluster.address={address}"]

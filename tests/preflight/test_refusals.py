@@ -211,8 +211,7 @@ def test_nodes_of_other_versions_and_variables(shared: Path) -> None:
             python={1: place / "bin" / "python"},
         ) as cluster,
     ):
-        torch_here = version("torch")  # __version__ may name a build
-        words = [f"differ in torch: {torch_here} on host0, 2.12.0 on host1", "same torch"]
+        words = [f"differ in torch: {version('torch')} on host0, 2.12.0 on host1", "same torch"]
         words += ["OMP_NUM_THREADS: 1 on host0, 64 on host1", "comm.env.OMP_NUM_THREADS"]
         words += ["NCCL_ALGO: not set on host0, Tree on host1"]
         refused(cluster, shared, config(shared), *words)
