@@ -6,7 +6,7 @@ TORCH_ARGS ?=
 
 # The ends of the supported range. A torch that is not a CPU build downloads gigabytes.
 OLDEST_PYTHON ?= python3.11
-OLDEST_TORCH ?= 2.6.0
+OLDEST_TORCH ?= 2.8.0
 NEWEST_PYTHON ?= python3.12
 # A Python for which there is no DGL.
 NODGL_PYTHON ?= python3.13

@@ -46,7 +46,7 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 248,
-    "compat": 780,
+    "compat": 775,
     "util": 694,
     "config": 4_198,
     "graph": 13_029,
@@ -64,7 +64,7 @@ LINES_TODAY = {
     "runs": 4_290,
     "jobs": 1_175,
     "cli": 815,
-    "package": 59_223,
+    "package": 59_218,
     "tests": 60_808,
 }
 MODULES, MODULES_TODAY = 189, 231

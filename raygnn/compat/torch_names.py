@@ -75,15 +75,10 @@ def listen_on_own_address() -> None:
 
 def _store(host_name: str, port: int, **options: Any) -> Any:
     """Return a TCPStore; on rank 0 with a socket that is bound to ``host_name``."""
-    import torch
-    from packaging import version
     from torch.distributed import TCPStore
 
     if options.get("is_master") and (listener := _bound(host_name, port)) is not None:
         options["master_listen_fd"] = listener.detach()  # the store owns it
-        if version.Version(torch.__version__).release < (2, 8):
-            # its default backend accepts no socket (https://github.com/pytorch/pytorch/pull/150215)
-            options["use_libuv"] = False
     return TCPStore(host_name, port, **options)
 
 

@@ -22,7 +22,7 @@ from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 # package → supported versions, as in pyproject.toml
 SUPPORTED = {
     "python": ">= 3.11, < 3.14",
-    "torch": ">= 2.6",
+    "torch": ">= 2.8",
     "dgl": ">= 2.1, < 2.5",
     "ray": ">= 2.56",
     "lightning": ">= 2.5",

@@ -61,7 +61,7 @@ def unroll(blocks: Sequence[Block], outputs: Mapping[str, int]) -> Tree:
     grown: list[Block] = []
     for block in reversed(blocks):
         sources = {t: [own] for t, own in nodes.items()}
-        ways = {t: [F.pad(path, (0, 0, 0, 1), value=-1)] for t, path in paths.items()}
+        ways = {t: [torch.vstack((p, p.new_full(p.shape[1:], -1)))] for t, p in paths.items()}
         adj: dict[EdgeType, Adjacency] = {}
         for etype, lists in block.adj.items():
             targets = nodes[etype[2]]

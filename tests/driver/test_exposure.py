@@ -35,8 +35,8 @@ def with_secrets(directory: Path, secrets: list[str]) -> list[str]:
 def reached(process: psutil.Process) -> list[str]:
     """Return the addresses at which other machines could reach a process."""
     found = []
-    for each in process.net_connections():
-        if each.status == psutil.CONN_LISTEN:
+    for each in psutil.net_connections():
+        if each.pid == process.pid and each.status == psutil.CONN_LISTEN:
             address = ip_address(each.laddr.ip)
             if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
                 found.append(f"{process.name()}: {address}, port {each.laddr.port}")

@@ -756,7 +756,7 @@ def test_a_dgl_that_is_too_old_may_go_as_well() -> None:
     (finding,) = check(make_job(nodes=one(versions=versions(dgl="0.1.3"))))
     assert finding.remedy.endswith(" there, with Python 3.12 or older, or uninstall it")
     (finding,) = check(make_job(nodes=one(versions=versions(torch="2.3.1"))))
-    assert finding.remedy == "install torch >= 2.6 there"
+    assert finding.remedy == "install torch >= 2.8 there"
 
 
 def test_the_ranges_are_those_of_the_package() -> None:

@@ -264,7 +264,7 @@ def test_what_is_refused_before_anything_starts(place: Path, port: int) -> None:
 
 
 def test_ray_serve_is_looked_for_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raygnn.serving.commands._PACKAGES", ("none_of_this_name",))
+    monkeypatch.setattr("raygnn.serving.commands.find_spec", {}.get)
     with pytest.raises(PreflightError, match="Ray Serve is not installed"):
         serve_until_stopped(place / "runs" / "none", display=False)
 

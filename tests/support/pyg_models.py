@@ -92,7 +92,7 @@ class Untyped(nn.Module):
         self.first = SAGEConv((-1, -1), hidden)
         self.second = SAGEConv((-1, -1), out_channels)
 
-    def forward(self, x, edge_index):  # type: ignore  # torch 2.6's fx fails on annotations as text
+    def forward(self, x, edge_index):  # type: ignore  # torch.fx may fail on annotations as text
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
