@@ -4,7 +4,7 @@
 if a name is missing or takes other arguments, or if `PLAIN` is set. That costs speed or detail, but
 not correctness; ``raygnn check`` reports it.
 
-The names were compared in ray 2.56 to 2.60, lightning 2.5 to 2.6 and torch 2.8 to 2.15. Seconds of
+The names were compared in ray 2.55 to 2.60, lightning 2.5 to 2.6 and torch 2.8 to 2.15. Seconds of
 CPU are per process on a 2-core machine.
 """
 

@@ -24,7 +24,7 @@ SUPPORTED = {
     "python": ">= 3.11, < 3.14",
     "torch": ">= 2.8",
     "dgl": ">= 2.1, < 2.5",
-    "ray": ">= 2.56",
+    "ray": ">= 2.55",
     "lightning": ">= 2.5",
     "torchmetrics": ">= 1.4",
 }

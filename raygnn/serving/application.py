@@ -119,7 +119,7 @@ def app(
         check_updates(Served.find(found, **options), token_file)
     kinds = _kinds(found, task)
     deployment = serve.deployment(
-        # each replica makes its own, since Ray 2.56 cannot pickle every FastAPI
+        # each replica makes its own, since Ray 2.55 cannot pickle every FastAPI
         serve.ingress(lambda: _http(kinds, token is not None, updates))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,

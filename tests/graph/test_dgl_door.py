@@ -49,17 +49,13 @@ def test_the_door_leaves_no_trace_and_gives_every_thread_the_same(tmp_path: Path
 
 def test_the_door_works_where_a_plain_import_has_failed(tmp_path: Path) -> None:
     result = run(
-        "import sys\n"
-        "try:\n    import dgl\n    sys.exit(77)\n"
-        "except Exception: assert 'dgl.backend' in sys.modules  # left behind\n"
+        "import sys\ntry:\n    import dgl\nexcept Exception: assert 'dgl.backend' in sys.modules\n"
         "from raygnn.graph.dgl import dgl\n"
         "module = dgl()\n"
         "assert module.nn and module.data and module.rand_graph(3, 3).num_edges() == 3\n"
         "assert isinstance(module.rand_graph(3, 3), sys.modules['dgl.heterograph'].DGLGraph)\n",
         tmp_path,
     )
-    if result.returncode == 77:
-        pytest.skip("plain `import dgl` works with this torch")
     assert result.returncode == 0, result.stderr
 
 
@@ -71,8 +67,6 @@ def test_a_native_graphbolt_that_does_not_load_is_replaced(tmp_path: Path) -> No
         "print(door.dgl().rand_graph(3, 3).num_edges(), door.missing())\n",
         tmp_path,
     )
-    if "graphbolt" not in door.missing():
-        pytest.skip("GraphBolt loads with this torch")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("3 {'graphbolt': ")
     assert "Error: " in result.stdout

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import raygnn
 from raygnn.errors import DataError, InputError
-from raygnn.runs.diagnose.causes import FROZEN, REMEDIES, crashed_at, frames
+from raygnn.runs.diagnose.causes import FROZEN, REMEDIES, MemoryKill, crashed_at, frames
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.judge import Diagnosis, judge, show
 from raygnn.runs.diagnose.rank_reports import first_difference
@@ -330,6 +330,15 @@ def test_the_confidence_of_causes() -> None:
     assert confidence["killed"] == confidence["model"] == confidence["stuck"] == "high"
     assert confidence["killed, no word"] == confidence["killed, memory full"] == "medium"
     assert confidence["nothing known"] == confidence["network"] == "low"
+
+
+def test_a_kill_for_memory_in_one_line() -> None:
+    """The text of Ray 2.55."""
+    text = MONITOR.replace("\n", ", ").replace(" used /", " /").format(task="Control.run", pid=7)
+    text = text.replace(", Considered workers: [, Selected to kill: (", ": [(")
+    kill: Any = MemoryKill.from_text(text)
+    users = "14.57 GB by python other.py (pid 26219)", "3.05 GB by ray::RayTrainWorker (pid 11)"
+    assert (kill.process, kill.pid, kill.users) == ("Control", 7, users)
 
 
 def test_a_kill_for_memory_is_reported_with_figures_and_a_remedy() -> None:
