@@ -305,7 +305,7 @@ def test_the_end_of_a_process_is_described() -> None:
     ("name", "gpus", "severity", "words"),
     [
         ("Ranked", 0, None, []),
-        ("Dies", 0, "error", ["with exit status 3", "it printed last: a last word"]),
+        ("Dies", 0, "error", ["with exit status 3", "it printed last: ", "a last word"]),
         ("NeedsGpu", 0, "error", ["this kernel needs CUDA", "unfit.py:"]),
         ("NeedsGpu", 1, "warn", ["could not be tried without a GPU", "this kernel needs CUDA"]),
     ],
