@@ -75,7 +75,6 @@ MAY_SKIP = re.compile(
             # torchmetrics imports transformers wherever it is, in each process
             "could not import '(sentence_transformers|transformers)",
             "KubeRay's definitions are in no package",
-            "GraphBolt is available here",
         )
     )
 )

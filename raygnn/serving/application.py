@@ -117,10 +117,10 @@ def app(
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
     if updates:
         check_updates(Served.find(found, **options), token_file)
-    kinds = _kinds(found, task)
+    kinds, guarded = _kinds(found, task), token is not None
     deployment = serve.deployment(
         # each replica makes its own, since Ray 2.55 cannot pickle every FastAPI
-        serve.ingress(lambda: _http(kinds, token is not None, updates))(ModelReplica),
+        serve.ingress(lambda: _http(kinds, guarded, updates))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,
         max_ongoing_requests=1000,

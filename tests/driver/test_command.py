@@ -445,7 +445,7 @@ def test_a_memory_monitor_that_kills(
     code, _, err = run("train", "--set", "fault.max_failures=0").finish(timeout=240)
     assert code == 4, err
     assert "killed by Ray for memory: its node 127.0.0.1 had" in err
-    assert re.search(r"more than the 0\.(1%|001000) that Ray allows", err)
+    assert "more than the 0.1% that Ray allows" in err
     assert "sampling.batch_size" in err
     (run_dir,) = (path.parent for path in tmp_path.rglob("summary.json"))
     cause = raygnn.diagnose(run_dir).cause

@@ -332,13 +332,13 @@ def test_the_confidence_of_causes() -> None:
     assert confidence["nothing known"] == confidence["network"] == "low"
 
 
-def test_a_kill_for_memory_in_one_line() -> None:
-    """The text of Ray 2.55."""
-    text = MONITOR.replace("\n", ", ").replace(" used /", " /").format(task="Control.run", pid=7)
-    text = text.replace(", Considered workers: [, Selected to kill: (", ": [(")
-    kill: Any = MemoryKill.from_text(text)
+def test_a_kill_for_memory_in_the_one_line_of_ray_2_55() -> None:
+    text = MONITOR.replace("24012600000B (95.0% of 25276502016B limit)", "0.950000.")
+    text = text.replace("\nConsidered workers: [\nSelected to kill: (", ": [(").replace("\n", ", ")
+    kill: Any = MemoryKill.from_text(text.replace(" used /", " /").format(task="Own.run", pid=7))
+    assert kill.why.endswith("more than the 95.0% that Ray allows; it held 3.05GB itself")
     users = "14.57 GB by python other.py (pid 26219)", "3.05 GB by ray::RayTrainWorker (pid 11)"
-    assert (kill.process, kill.pid, kill.users) == ("Control", 7, users)
+    assert (kill.process, kill.pid, kill.users) == ("Own", 7, users)
 
 
 def test_a_kill_for_memory_is_reported_with_figures_and_a_remedy() -> None:

@@ -81,6 +81,9 @@ def test_a_file_uri_is_a_directory(tmp_path: Path) -> None:
     assert storage_path(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
     with pytest.raises(InputError, match="s3://"):
         storage_path("s3://bucket/runs")
+    for text in ("s3://", "file:///", "file://elsewhere/runs", "ftp://host/runs"):
+        with pytest.raises(InputError, match="cannot be the storage of runs"):
+            storage_path(text)
 
 
 def test_a_claim_without_a_run_leaves_nothing(tmp_path: Path) -> None:

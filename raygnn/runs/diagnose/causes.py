@@ -88,18 +88,17 @@ _NODE = re.compile(
 )
 _KILLED_FOR_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|memory usage threshold")
 
-
 # Ray's text when its memory monitor kills a process; in Ray 2.55 and 2.56 all of it is one line
 _KILLED_ON = re.compile(
     r"Memory on the node \(IP: ([^,()]+).{0,200}? was ([\d.]+ ?\w+)(?: used)? / ([\d.]+ ?\w+)"
 )
-_LIMIT = re.compile(r"threshold of (?:\d+B \()?([\d.]+%?)")
+_LIMIT = re.compile(r"threshold of (?:\d+B \()?(\d+\.?\d*)(%?)")  # a fraction in Ray 2.55
 _KILLED = re.compile(
     r"(?:Selected to kill: |policy: \[)\(.{0,2000}?task name=([^,\s]+),.{0,2000}?pid=(\d{1,9}), "
     r"actual memory used=([\d.]+GB)",
     re.S,
 )
-_USERS = re.compile(r"(?:^|[,;] )(\d{1,9})\t([\d.]+)\t([^,;\n]{0,60})", re.M)
+_USERS = re.compile(r"(?:^|[,;] )(\d{1,9})\t([\d.]+)\t((?:(?![,;] ).){0,60})", re.M)
 _MOST_USERS = 3  # of the processes that use most memory
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}),? in (?P<function>.+)$', re.M
@@ -291,7 +290,8 @@ class MemoryKill:
             return None
         why = f"its node {node[1]} had {node[2]} of {node[3]} of memory in use"
         if limit := _LIMIT.search(text):
-            why += f", more than the {limit[1]} that Ray allows"
+            allowed = f"{limit[1]}%" if limit[2] else f"{float(limit[1]):.1%}"
+            why += f", more than the {allowed} that Ray allows"
         process, pid = "", 0
         if killed := _KILLED.search(text):
             process, pid = killed[1].partition(".")[0], int(killed[2])
